@@ -166,8 +166,8 @@ def _noted(ledger: Ledger, place: tuple[str, str]) -> set[str]:
 def _differing(
     ledger: Ledger, epoch: Epoch, places: Sequence[tuple[str, str, str]], *, heal: bool
 ) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
-    """Those of the places that the script says differ, and those with starts that a worker of an older release has
-    left."""
+    """Two lists of places: where the script says that the counters differ, and where a worker of an older release has
+    left starts."""
     wrong: list[tuple[str, str, str]] = []
     left: list[tuple[str, str, str]] = []
     for part in chunks(places, _KEYS_PER_ROUND_TRIP):

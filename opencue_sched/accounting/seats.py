@@ -18,10 +18,11 @@ Read = list[str | int]
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """From when on a report of a licence server shows what runs."""
+    """The times that decide whether a report of a licence server shows what runs."""
 
     window_seconds: float = 120.0
-    """What started later than this before the server was asked need not be in the report (as Cuebot's setting)."""
+    """A frame that started fewer seconds before the server was asked need not be in the report (as Cuebot's
+    setting)."""
     booked_before_seconds: float = 10.0
     """A frame is booked at most so long before it starts: the commit deadline."""
 

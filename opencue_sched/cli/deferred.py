@@ -56,7 +56,7 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
 
 
 def who_and_why(verb: str, reason: str | None) -> str:
-    """Of a change, for the logs of RQDs and ours."""
+    """A sentence that names the user, machine and reason of a change, for the logs of RQDs and ours."""
     user = current_user() or "a user without a name"
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 

@@ -90,7 +90,7 @@ def redis_store() -> Iterator[redis.Redis]:
 
 
 def current_user() -> str | None:
-    """Who runs this command; None for a user id without a name (a container's, say)."""
+    """The name of the user who runs this command; None for a user id without a name (a container's, say)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -366,9 +366,9 @@ class _Renewed:
     """Two times of a claim that is renewed, by the boot clock."""
 
     renewed_at: float
-    """When Redis last prolonged it."""
+    """The time at which Redis last prolonged the claim."""
     stepped_at: float
-    """When the work under it last did a step."""
+    """The time at which the work under the claim last did a step."""
 
 
 class ClaimRenewer(PeriodicThread):

@@ -53,8 +53,8 @@ class QueueCensus:
     workers: int
     """Its live dispatch instances."""
     backlog_per_worker: dict[str, float]
-    """By group: dispatch messages waiting or in hand per live worker of the group (all of them, while none is alive),
-    and a worker's share of what waits in the queue shared by all groups."""
+    """For each group the dispatch messages waiting or in hand per live worker of the group (all of them, while none is
+    alive), and a worker's share of what waits in the queue shared by all groups."""
 
 
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:

@@ -323,7 +323,7 @@ class _Commit:
         return committed, lost + taken_over
 
     def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, Row[Any]]:
-        """Those of the hosts that could be locked.
+        """Lock the rows of hosts; the rows that could be locked, by host id.
 
         On a full farm a locked host is mostly one on which other frames have just ended, and that transaction takes
         some tens of milliseconds: it is waited for. It locks hosts in the same order, so neither waits in a circle, and

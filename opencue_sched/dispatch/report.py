@@ -48,8 +48,8 @@ class PassReport:
     """Seconds after which there may be something to do that no event tells of: a host that PostgreSQL or an RQD refused
     may be tried again, or a layer may start. None without either."""
     seconds_to_book: list[float] = field(default_factory=list)
-    """For each frame booked, the seconds from its becoming eligible, once more after a retry, to the answer to the
-    COMMIT."""
+    """The seconds from a frame's becoming eligible, once more after a retry, to the answer to the COMMIT, for each
+    frame booked."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each step took that the pass came to: gather, plan, book, commit, launch (and settle); and ``total``.
     The report of a pass's first cluster has them, for all of its clusters."""

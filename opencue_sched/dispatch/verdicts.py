@@ -91,9 +91,9 @@ class FailedCommits:
     cluster: str
     failures: int
     since: float
-    """When the first of them failed, in epoch seconds of a worker."""
+    """The time of the first failure, in epoch seconds of a worker."""
     error: str
-    """The error of the last of them."""
+    """The error of the last failure."""
 
 
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:

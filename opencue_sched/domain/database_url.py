@@ -33,7 +33,7 @@ class DatabaseUrl:
     password: str = field(default="", repr=False)
     hosts: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
-    """As many as ``hosts``; an empty one is PostgreSQL's own port."""
+    """The port of each of ``hosts``; an empty text is PostgreSQL's own port."""
     name: str = ""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 

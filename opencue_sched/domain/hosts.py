@@ -38,9 +38,9 @@ class Reservation:
     memory_kb: int
     gpus: int
     until: float
-    """When it ends unless it is renewed, in epoch seconds of the database's clock."""
+    """The end of the reservation unless it is renewed, in epoch seconds of the database's clock."""
     free_at: float | None = None
-    """When so much is expected to be idle, by the same clock; None where that cannot be known."""
+    """The time at which so much is expected to be idle, by the same clock; None where that cannot be known."""
     owner: str = ""
     """The layer's name for people."""
 

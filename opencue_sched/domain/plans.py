@@ -106,17 +106,17 @@ class Snapshot:
 
     work: tuple[Work, ...]
     subscriptions: Mapping[tuple[str, str], Caps]
-    """By show id and allocation id; an allocation that is absent may not be booked."""
+    """Burst and use by show id and allocation id; an allocation that is absent may not be booked."""
     caps: Mapping[str, Caps]
-    """By the id of a folder or job; one that is absent has none."""
+    """Caps and use by the id of a folder or job; a folder or job that is absent has no caps."""
     limits: Mapping[str, Headroom] = field(default_factory=dict)
-    """By the id of a limit; one that is absent is unlimited."""
+    """What is left of each limit, by its id; a limit that is absent is unlimited."""
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The size of a subscription in cores, by show id and allocation id."""
     now: float = 0.0
     """The moment it was read, in epoch seconds of the database's clock."""
     seats: Mapping[str, Seats] = field(default_factory=dict)
-    """By the id of a limit that counts machines."""
+    """The machines of each limit that counts machines, by its id."""
 
 
 @dataclass(frozen=True, slots=True)

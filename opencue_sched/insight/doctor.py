@@ -391,7 +391,7 @@ def _backlogs(members: Members) -> Iterator[Finding]:
 
 
 RECOMPUTES_MISSED = 2
-"""So many intervals without a recompute, and the next is not waited for any more: what contradicts is told."""
+"""Intervals without a recompute after which `doctor` waits for none any more and tells what contradicts."""
 
 
 def _counters(engine: Engine | None, client: redis.Redis, settings: Settings) -> list[Finding]:

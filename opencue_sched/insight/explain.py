@@ -56,9 +56,9 @@ from opencue_sched.store.shows import list_subscriptions
 _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
 _DEATHS = 3
-"""So many ways in which frames died are told of each layer, unless every reason is."""
+"""Ways in which frames died that are told of each layer, unless every reason is told."""
 _COMMENTS = 3
-"""So many comments of a job are told, the newest."""
+"""Comments of a job that are told, the newest first."""
 SEATS = "seats"
 """Code of what machines do that hold a limit which lets no others start a frame."""
 _STATES = ("waiting", "running", "depend", "dead", "done")
@@ -316,7 +316,7 @@ def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Itera
 
 
 def _burst(subscription: Row[Any]) -> str:
-    """In cores."""
+    """The burst of a subscription in cores."""
     return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
 
@@ -432,7 +432,7 @@ def _of_hosts(
 
 
 def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
-    """On which hosts cores are locked: they are idle, and get no frames."""
+    """Tells on which hosts cores are locked: such cores are idle, and get no frames."""
     locked = [host for host in hosts if host.locked_centicores > 0]
     if locked:
         cores = sum(host.locked_centicores for host in locked) / CENTICORES_PER_CORE
@@ -651,7 +651,7 @@ def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
 
 
 def unreached_hosts(members: Members) -> dict[str, str]:
-    """By name the hosts whose own RQDs do not answer a worker, with words for people."""
+    """The hosts whose own RQDs do not answer a worker, with words for people, by name."""
     return {
         host: f"worker {worker.instance} cannot talk to it: its RQD {words}"
         for worker in members.alive

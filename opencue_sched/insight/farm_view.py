@@ -49,7 +49,8 @@ BOOKINGS_SECONDS = 30.0
 
 
 FarmView = Mapping[str, Any]
-"""Of the settings' facility, or of all; shows, waiting frames by verdict and bookings are always of all.
+"""The farm as the page shows it, of the settings' facility or of all; shows, waiting frames by verdict and bookings are
+always of all.
 
 ``jobs`` are those of ``jobs_total`` that wait longest, of which nothing runs first. ``waiting_by_verdict`` is as the
 leading beat counted last (``waiting_counted_at``), like scheduler_waiting_frames; ``waiting_paused``: those of paused

@@ -45,7 +45,7 @@ class RedisAccess:
     commands: tuple[str, ...]
     keys: tuple[str, ...]
     channels: tuple[str, ...]
-    """Who subscribes to a pattern needs that very pattern."""
+    """Channels, literally: a subscriber of a pattern needs that very pattern in its rules."""
 
     def rules(self) -> list[str]:
         """The same as ACL SETUSER takes it."""

@@ -59,11 +59,11 @@ class PageAnswer(NamedTuple):
     """The answer to a request of the page."""
 
     status: int
-    """Of HTTP."""
+    """The status of the HTTP answer."""
     body: bytes
     """JSON in gzip."""
     at: float
-    """When it was read (monotonic seconds)."""
+    """The time at which the farm was read (monotonic seconds)."""
 
 
 class FarmReader:

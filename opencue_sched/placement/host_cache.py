@@ -188,7 +188,7 @@ class _Entry:
     """What is known of a host. Under the cache's lock."""
 
     read_at: float
-    """When the last read of it began: reads that began before do not count."""
+    """The time at which the last read of the host began: reads that began before do not count."""
     read: Host | None = None
     """The host as that read found it; None when it was not there."""
     taken: dict[str, _Taken] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class _Entry:
     """The layers that ran at the last read, then those that had run before. A process plans a host for as long as the
     host is its own, so its own memory is enough."""
     running_read_at: float = -math.inf
-    """When the read began that last said what runs there."""
+    """The time at which the read began that last said what runs there."""
 
 
 class _Refused(NamedTuple):
@@ -342,8 +342,8 @@ class HostCache:
             return Reread(changed, 0.0, tuple(appeared.values()))
 
     def running_known(self, host_ids: Iterable[str]) -> frozenset[str]:
-        """Those of these hosts of which it is known what runs there: RUNNING_BELIEVED_SECONDS, and no layer has more
-        frames there than FEW_FRAMES_PART of its cores."""
+        """The hosts of ``host_ids`` of which it is known what runs there: it was read less than
+        RUNNING_BELIEVED_SECONDS ago, and no layer has more frames there than FEW_FRAMES_PART of the host's cores."""
         with self._lock:
             oldest = self._clock() - RUNNING_BELIEVED_SECONDS
             entries = ((host_id, self._entries.get(host_id)) for host_id in host_ids)

@@ -122,19 +122,19 @@ class _Host:
     address: str
     connection: _Connection | None = None
     named_at: float = -math.inf
-    """When it last answered by the host's own name (monotonic); no call has failed since."""
+    """The time at which the RQD last answered by the host's own name (monotonic); no call has failed since."""
     answers_as: str = ""
     """The name of another host, if the last answer came under that name."""
     unanswered: int = 0
     """How many calls in a row got no answer."""
     since: float = 0.0
-    """Epoch seconds of the first of these."""
+    """Epoch seconds of the first of the calls in a row that got no answer."""
     failed_at: float = -math.inf
-    """When a call last got no answer, or another host's (monotonic)."""
+    """The time at which a call last got no answer, or another host's (monotonic)."""
     words: str = ""
     """The error of the last call without an answer."""
     warned_at: float = -math.inf
-    """When that was last logged (monotonic)."""
+    """The time at which the trouble was last logged (monotonic)."""
 
     def trouble(self) -> str:
         """What is wrong with it, for people; a sentence about its RQD, without that."""

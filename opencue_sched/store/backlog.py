@@ -247,8 +247,10 @@ def fetch_versions(
 def fetch_portions(
     connection: Connection, facts: SchemaFacts, wanted: Mapping[str, int], *, uncounted: Collection[int] = ()
 ) -> list[Portion]:
-    """Of each layer id in ``wanted`` the first so many waiting frames; a layer that is gone has no portion. For the
-    rest of the transaction PostgreSQL goes by indexes and does not sort where it need not.
+    """The first waiting frames of layers: ``wanted`` says how many by layer id, and a layer that is gone has no
+    portion.
+
+    For the rest of the transaction PostgreSQL goes by indexes and does not sort where it need not.
 
     A frame that ended with an exit status among ``uncounted``, or beside a Cuebot with that of a limit which delays
     layers, is left out for two seconds: the delay of its layer may be about to be written.

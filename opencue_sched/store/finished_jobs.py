@@ -88,8 +88,8 @@ def find_due(connection: Connection, seconds: float, *, scope: UpkeepScope, most
 def lock_due(
     connection: Connection, job_ids: Collection[str], seconds: float, *, scope: UpkeepScope
 ) -> Sequence[Row[Any]]:
-    """Those of these jobs that `find_due` would find still: ``id``, ``name``, ``size`` (its frames, and ten for
-    each layer). Locked until the transaction ends; one that somebody else has locked is left out."""
+    """Lock the jobs of ``job_ids`` that `find_due` would find still, until the transaction ends: ``id``, ``name``,
+    ``size`` (its frames, and ten for each layer). A job that another transaction has locked is left out."""
     return connection.execute(_LOCK_DUE, {"jobs": list(job_ids), "seconds": seconds, **_bound(scope)}).all()
 
 

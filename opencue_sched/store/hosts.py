@@ -126,8 +126,8 @@ def fetch_buckets(
 def fetch_hosts_by_id(
     connection: Connection, ids: Sequence[str], staleness: float, *, but_running: Collection[str] = ()
 ) -> list[Host]:
-    """Those of these hosts that may take frames now; one that is absent may not. What runs on the hosts ``but_running``
-    is not read."""
+    """The hosts of ``ids`` that may take frames now; a host that is absent may not. What runs on the hosts
+    ``but_running`` is not read."""
     running = [host_id not in but_running for host_id in ids]
     return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "running": running, "staleness": staleness}))
 

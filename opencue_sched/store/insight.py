@@ -174,8 +174,8 @@ def host_groups(connection: Connection, facility: str | None, *, staleness: floa
 
 
 def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """For each of these jobs the waiting ``layer`` with the most frames that no host of the show's subscriptions has a
-    tag for, if there is one; ``elsewhere``: other hosts have one of its ``tags``."""
+    """The waiting ``layer`` of each job with the most frames that no host of the show's subscriptions has a tag for, if
+    there is one; ``elsewhere``: other hosts have one of its ``tags``."""
     return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 

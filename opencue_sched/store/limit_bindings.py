@@ -100,7 +100,7 @@ _UNBIND_LEARNT = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit AN
 
 
 def shortages_of(connection: Connection, statuses: Collection[int]) -> dict[int, Shortage]:
-    """By exit status, those of ``statuses`` that say that a frame got no licence."""
+    """The shortages that ``statuses`` tell of, by exit status: a frame that ended with such a status got no licence."""
     rows = connection.execute(_SHORTAGES, {"statuses": sorted(statuses)})
     return {row.exit_status: Shortage(row.limit_id, row.exit_status, row.delay_minutes, row.auto_tag) for row in rows}
 

@@ -45,10 +45,10 @@ _TERMS = f"""
 """  # noqa: S608 - only our own constants
 
 TERMS = f"CROSS JOIN LATERAL ({_TERMS}) AS terms"
-"""To be joined to limit_record: ``counts_machines``, ``reported_at`` (NULL: never), ``machines`` (NULL of a limit of
-frames), ``frames`` (NULL of a limit of machines, and of one that is nothing but its maximum), ``opens_at`` (when its
-report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how it counts, as a text that is
-another after each change; empty for a limit of frames that is nothing but its maximum."""
+"""A join for limit_record that adds how a limit counts: ``counts_machines``, ``reported_at`` (NULL: never),
+``machines`` (NULL of a limit of frames), ``frames`` (NULL of a limit of machines, and of one that is nothing but its
+maximum), ``opens_at`` (when its report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how
+it counts, as a text that is another after each change; empty for a limit of frames that is nothing but its maximum."""
 
 NAME_ON_HOST = """
     CASE WHEN {name} ~ '^[0-9.]+$' OR {name} LIKE '%:%' THEN lower(btrim({name}))
@@ -86,7 +86,7 @@ class Report:
     """What a licence server said of a limit."""
 
     machines: set[str] = field(default_factory=set)
-    """Who holds it: ids of hosts, and names of what is no host here."""
+    """The machines that hold the limit: ids of hosts, and names of machines that are no hosts here."""
     tokens: int = 0
 
 

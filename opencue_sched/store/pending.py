@@ -202,7 +202,8 @@ def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None
 
 
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
-    """Where work waits: a superset of what ``store.pending`` can return for any cluster."""
+    """The facilities, shows and tags for which work waits: a superset of what ``store.pending`` can return for any
+    cluster."""
     rows = connection.execute(_WAITING_TAGS, {"facility_ids": facilities})
     return frozenset((row.pk_facility, row.pk_show, row.tag) for row in rows)
 

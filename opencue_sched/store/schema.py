@@ -111,7 +111,7 @@ class SchemaFacts:
 
     origin: Origin
     revision: str
-    """That of our own objects: REVISION, or a later one."""
+    """The revision of our own objects: REVISION, or a later one."""
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
@@ -171,7 +171,7 @@ def absent_backlog_triggers(connection: Connection) -> list[str]:
 
 
 def read_origin(connection: Connection) -> Origin:
-    """Who made the tables, as recorded by our first migration; Cuebot where it never ran."""
+    """The program that made the tables, as our first migration recorded it; Cuebot where that never ran."""
     if not connection.scalar(text("SELECT to_regclass('opencue_sched_origin') IS NOT NULL")):
         return "cuebot"
     return cast(Origin, connection.scalar(text("SELECT origin FROM opencue_sched_origin")))

@@ -27,9 +27,9 @@ class TellsLosses(logging.Handler):
     _lost = 0
     """Lines that were lost since that was told last."""
     _why: str | None = None
-    """The error of the last of them."""
+    """The error of the last line that was lost."""
     _tell_at = -math.inf
-    """When losses may be told again, by the clock."""
+    """The time at which losses may be told again, by the clock."""
 
     def handle(self, record: logging.LogRecord) -> bool:
         # Told without this handler's lock: the line goes through the other handler, which may have lost lines as well

@@ -128,10 +128,12 @@ class Process:
         self._reconnects = 0
         """How often the listener came back. Written by the listener's thread alone."""
         self._reconnects_made_up_for = 0
-        """Up to which of these what was missed was read again. The counters' thread alone reads and writes it."""
+        """The number of the last reconnect after which what was missed was read again. The counters' thread alone reads
+        and writes it."""
         self._unpublished_at: float | None = None
-        """When a recompute of this process found releases that nobody had published (boot clock). Written by the thread
-        of that task and by the counters' thread; either may be the last, for each writes what it has just seen."""
+        """The time at which a recompute of this process found releases that nobody had published (boot clock). Written
+        by the thread of that task and by the counters' thread; either may be the last, for each writes what it has just
+        seen."""
         self.waker = Waker(self.wake)
         self.handlers = Handlers(
             self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts, backlog=lambda: self.backlog

@@ -26,8 +26,8 @@ class HeardEvents(EventDispatcher):
     """
 
     _unheard_until = 0.0
-    """On the monotonic clock. Any thread may read it; only one that publishes, under the dispatcher's own lock, sets
-    it."""
+    """The end of the time in which nobody is known to listen, on the monotonic clock. Any thread may read it; only one
+    that publishes, under the dispatcher's own lock, sets it."""
 
     def send(self, type: str, *given: Any, **fields: Any) -> Any:
         if type.startswith(_OF_TASKS) and time.monotonic() < self._unheard_until:

@@ -151,7 +151,8 @@ class RunningFrame(NamedTuple):
     """What a frame on a host gives back when it ends. Centicores, KB."""
 
     ends_at: float | None
-    """When that is expected; None while no frame of its layer has succeeded, which would tell."""
+    """The time at which the frame is expected to end; None while no frame of its layer has succeeded, which would
+    tell."""
     centicores: int
     memory_kb: int
     gpus: int
