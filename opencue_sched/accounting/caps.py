@@ -22,7 +22,7 @@ from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.units import cap_cores
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
-from opencue_sched.store.limit_types import Report, database_seconds, reports_of
+from opencue_sched.store.limit_types import LicenceReport, database_seconds, reports_of
 
 _SCAN_COUNT = 1000
 
@@ -124,7 +124,7 @@ def _cap_rows(
     return [_limit_row(row, reports.get(row[0]), after.get(row[0])) for row in rows]
 
 
-def _limit_row(row: Row[Any], report: Report | None = None, after: int | None = None) -> CapRow:
+def _limit_row(row: Row[Any], report: LicenceReport | None = None, after: int | None = None) -> CapRow:
     """A row of a limit. Behind the fields of one that counts machines are those that hold it by what the ledger does
     not have, and those that hold it so and do not count. ``after``: see Settling.bound."""
     fields: list[str | list[str]] = []

@@ -367,7 +367,7 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
 @click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
 def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow, size: int, burst: str | None) -> Done:
-    """Let a show use an allocation. SIZE is what it is promised, BURST the most it may use: like SIZE unless given, in
+    """Let a show use an allocation. SIZE is its share, BURST the most it may use: like SIZE unless given, in
     cores or as a percentage of it; 0 books nothing."""
     most = size if burst is None else _burst(burst, size)
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
@@ -381,7 +381,7 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
 @_ALLOC
 @click.argument("number", type=core_count, metavar="CORES")
 def set_size(connection: Connection, show: NamedRow, alloc: NamedRow, number: int) -> Done:
-    """Set what a show is promised of an allocation."""
+    """Set the share of an allocation that a show is due."""
     return _set_subscription(connection, show, alloc, "int_size", number)
 
 

@@ -24,7 +24,7 @@ from opencue_sched.store import named_rows, submit
 from opencue_sched.store.jobs import LayerView, frames_of, layers_of
 
 
-class WaitingLayer(Protocol):
+class DependingLayer(Protocol):
     """A layer that waits, of a job file or of a job that is in."""
 
     @property
@@ -47,7 +47,7 @@ class Target:
     frames: Mapping[int, str] = field(default_factory=dict)
 
 
-Edge = tuple[str, WaitingLayer | None, Depend, Target]
+Edge = tuple[str, DependingLayer | None, Depend, Target]
 """A dependency: the path of its field, the layer that waits (None: the job), itself, and on what."""
 
 
@@ -63,7 +63,7 @@ class Targets:
 
 def find_targets(
     connection: Connection,
-    asked: Iterable[tuple[str, WaitingLayer | None, Depend]],
+    asked: Iterable[tuple[str, DependingLayer | None, Depend]],
     done: Collection[FrameState],
     problems: list[str],
 ) -> Targets:
@@ -113,7 +113,7 @@ def find_targets(
 
 
 def _on_layer(
-    waiting: WaitingLayer | None,
+    waiting: DependingLayer | None,
     depend: Depend,
     job: named_rows.NamedRow,
     layers: Mapping[str, LayerView],
@@ -166,7 +166,7 @@ class DependRows:
         self.rows: list[DependRow] = []
         self.waits_for: Counter[str] = Counter()
 
-    def add(self, layer: WaitingLayer | None, depend: Depend, on: Target, over: Collection[str]) -> bool:
+    def add(self, layer: DependingLayer | None, depend: Depend, on: Target, over: Collection[str]) -> bool:
         """Have frames of the layer, or (None) of the whole job, wait. Returns whether the dependency is met already, by
         what is ``over``."""
         kind, pairs = depend.kind(layer), None

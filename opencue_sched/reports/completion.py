@@ -33,7 +33,7 @@ from opencue_sched.reports.run_ends import (
 )
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, failed_runs, frame_memory, job_events, limit_bindings, procs, release
-from opencue_sched.store.limit_bindings import Shortage
+from opencue_sched.store.limit_bindings import LicenceShortage
 from opencue_sched.store.release import ChangedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
@@ -167,7 +167,7 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
 
 
 def _endings(
-    requests: Sequence[Request], runs: Sequence[procs.Run], now: float, shortages: Mapping[int, Shortage]
+    requests: Sequence[Request], runs: Sequence[procs.Run], now: float, shortages: Mapping[int, LicenceShortage]
 ) -> list[Ending]:
     """Each request's ending. Of several requests that name one frame or proc only the first has an effect."""
     endings: list[Ending] = []

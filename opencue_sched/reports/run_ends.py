@@ -22,7 +22,7 @@ from opencue_sched.domain.states import (
     signal_words,
 )
 from opencue_sched.settings import Release
-from opencue_sched.store.limit_bindings import Shortage
+from opencue_sched.store.limit_bindings import LicenceShortage
 from opencue_sched.store.procs import Run
 from opencue_sched.store.release import FrameStop
 
@@ -132,7 +132,7 @@ class Ending:
     run: Run
     stop: FrameStop | None = None
     memory_failure: bool = False
-    shortage: Shortage | None = None
+    shortage: LicenceShortage | None = None
     host_failure: bool = False
     """The frame failed, and its host may be to blame."""
 
@@ -142,7 +142,9 @@ class Ending:
         return self.verdict in (RunVerdict.APPLIED, RunVerdict.RELEASED)
 
 
-def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float, shortage: Shortage | None = None) -> Ending:
+def ending_of(
+    request: CompletedFrame | LostRun, run: Run, *, now: float, shortage: LicenceShortage | None = None
+) -> Ending:
     """The ending that a report, or a request for a lost run, asks for. ``now``: by the clock of ``received_at``;
     ``shortage``: what the reported exit status means, where a limit has it."""
     verdict = _judge(request, run)

@@ -18,7 +18,7 @@ from opencue_sched.store.submit import INSERT_LAYER_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class LicenceShortage:
     """What a limit's exit status means: a frame that ended with it got no licence."""
 
     limit_id: str
@@ -99,13 +99,15 @@ _BINDINGS = text(
 _UNBIND_LEARNT = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit AND str_source = 'AUTO'")
 
 
-def shortages_of(connection: Connection, statuses: Collection[int]) -> dict[int, Shortage]:
+def shortages_of(connection: Connection, statuses: Collection[int]) -> dict[int, LicenceShortage]:
     """The shortages that ``statuses`` tell of, by exit status: a frame that ended with such a status got no licence."""
     rows = connection.execute(_SHORTAGES, {"statuses": sorted(statuses)})
-    return {row.exit_status: Shortage(row.limit_id, row.exit_status, row.delay_minutes, row.auto_tag) for row in rows}
+    return {
+        row.exit_status: LicenceShortage(row.limit_id, row.exit_status, row.delay_minutes, row.auto_tag) for row in rows
+    }
 
 
-def follow_shortages(connection: Connection, short: Sequence[tuple[str, Shortage]]) -> None:
+def follow_shortages(connection: Connection, short: Sequence[tuple[str, LicenceShortage]]) -> None:
     """Bind layers, by their ids, to the limits that a frame of them got no licence of, then have them wait."""
     bound = [{"layer": layer, "limit": shortage.limit_id} for layer, shortage in short if shortage.auto_tag]
     if bound:

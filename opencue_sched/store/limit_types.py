@@ -82,7 +82,7 @@ def type_column(connection: Connection, limit_type: str) -> dict[str, object]:
 
 
 @dataclass(slots=True)
-class Report:
+class LicenceReport:
     """What a licence server said of a limit."""
 
     machines: set[str] = field(default_factory=set)
@@ -90,10 +90,10 @@ class Report:
     tokens: int = 0
 
 
-def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, Report]:
+def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, LicenceReport]:
     """The licence servers' reports of these limits. To be asked of limits that were reported: an older schema has
     none."""
-    found = {limit_id: Report() for limit_id in limit_ids}
+    found = {limit_id: LicenceReport() for limit_id in limit_ids}
     for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
         found[row.limit_id].machines.update(row.machines)
         found[row.limit_id].tokens += row.tokens
