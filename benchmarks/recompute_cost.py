@@ -29,6 +29,7 @@ from opencue_sched.clients.lua_scripts import chunks
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import NotReady
+from opencue_sched.settings import Accounting
 
 BOOKINGS_PER_SECOND = 1000
 LONGEST_SCRIPT_MS = 10.0
@@ -80,7 +81,7 @@ class RecomputeCost:
 def recompute_costs(engine: Engine, client: redis.Redis, url: str, procs: int, *, rounds: int) -> list[RecomputeCost]:
     """Fill the store with ``procs`` procs, then work through it idle and under load, in both kinds of store."""
     seed_farm(engine, procs)
-    ledger = make_ledger(engine, client, owner="benchmark")
+    ledger = make_ledger(engine, client, owner="benchmark", accounting=Accounting())
     client.flushdb()
 
     def empty() -> None:

@@ -32,7 +32,7 @@ from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.errors import NotReady
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store import accounting
 from opencue_sched.store.schema import upgrade
 
@@ -92,7 +92,7 @@ class Site:
         self.postgres = postgres
         self.cache = cache
         self.fleet = fleet
-        self.ledger: Ledger = make_ledger(engine, client, owner="benchmark")
+        self.ledger: Ledger = make_ledger(engine, client, owner="benchmark", accounting=Accounting())
         with engine.begin() as connection:
             farm = Farm(connection)
             self.show: ShowIds = farm.default_show()

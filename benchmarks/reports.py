@@ -38,6 +38,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.embedded.servers.services import named_programs
+from opencue_sched.settings import Accounting
 
 FRAMES_OF_EACH = 8
 STATUSES_A_SECOND, COMPLETIONS_A_SECOND = 570, 1_000
@@ -160,7 +161,7 @@ def _round(hosts: int, code: Path | None) -> dict[str, _Round]:
         workbench({}, configuration=_configuration(), code=code) as bench,
         _connected(bench, hosts) as (port, made, stubs),
     ):
-        ledger = make_ledger(bench.engine, bench.client, owner="benchmark")
+        ledger = make_ledger(bench.engine, bench.client, owner="benchmark", accounting=Accounting())
         ensure_bootstrapped(bench.engine, ledger, wait_age=_AGE_SECONDS)
         rqds = _start_frames(bench, made, stubs)
         recompute(bench.engine, ledger, age_seconds=_AGE_SECONDS)

@@ -32,6 +32,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
+from opencue_sched.settings import Accounting
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,7 @@ class Faults:
         self._in_vain = False
         self._closing = threading.Event()
         self._client = guarded_redis(site.settings.redis_dsn, site.settings)
-        self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips")
+        self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips", accounting=Accounting())
         # kind -> (share, how). Losing a store takes the fleet several seconds each time, so it is rarer.
         self._kinds: dict[str, tuple[float, Callable[[], str | None]]] = {
             "worker killed": (4, self._kill("worker")),

@@ -20,6 +20,7 @@ from opencue_sched.accounting.ledger import CapRow, Ledger, answering, id_calls
 from opencue_sched.accounting.seats import Settling
 from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.units import cap_cores
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
 from opencue_sched.store.limit_types import LicenceReport, database_seconds, reports_of
@@ -27,13 +28,11 @@ from opencue_sched.store.limit_types import LicenceReport, database_seconds, rep
 _SCAN_COUNT = 1000
 
 
-def make_ledger(engine: Engine, client: redis.Redis, *, owner: str, accounting: Accounting | None = None) -> Ledger:
-    """A ledger that loads the caps of unseeded vertices from ``engine``. ``accounting``: the settings of the fleet,
-    without which the defaults count."""
-    ledger = Ledger(client, owner=owner)
+def make_ledger(engine: Engine, client: redis.Redis, *, owner: str, accounting: Accounting) -> Ledger:
+    """A ledger that loads the caps of unseeded vertices from ``engine``. ``accounting``: the settings of the fleet."""
+    settling = Settling(accounting.limit_settle_window_seconds, accounting.commit_deadline)
+    ledger = Ledger(client, owner=owner, settling=settling)
     ledger.load_caps = partial(load_caps, engine, ledger)
-    if accounting is not None:
-        ledger.settling = Settling(accounting.limit_settle_window_seconds, accounting.commit_deadline)
     return ledger
 
 
@@ -108,8 +107,12 @@ def _cap_rows(
     ids: Collection[tuple[str, ...]] | None = None,
     show_ids: Collection[str] = (),
 ) -> list[CapRow]:
-    window = ledger.settling.window_seconds
-    rows = store.fetch_caps(connection, kind, imported, ids=ids, show_ids=show_ids, settle_window_seconds=window)
+    settling = ledger.settling
+    if settling is None:
+        raise InvalidInput("a ledger that knows no settle window reads no caps")
+    rows = store.fetch_caps(
+        connection, kind, imported, settle_window_seconds=settling.window_seconds, ids=ids, show_ids=show_ids
+    )
     if kind is not VertexKind.LIMIT:
         return [_cap_row(kind, row) for row in rows]
     reported = [row[0] for row in rows if row.reported_at is not None]
@@ -120,7 +123,7 @@ def _cap_rows(
         seconds, microseconds = ledger.client.time()
     ahead = seconds + microseconds / 1e6 - database_seconds(connection)
     reports = reports_of(connection, reported)
-    after = {row[0]: ledger.settling.bound(row.reported_at, ahead) for row in rows if row[0] in reports}
+    after = {row[0]: settling.bound(row.reported_at, ahead) for row in rows if row[0] in reports}
     return [_limit_row(row, reports.get(row[0]), after.get(row[0])) for row in rows]
 
 

@@ -93,13 +93,13 @@ class Ledger:
     it); without it a vertex that was never seeded refuses.
     """
 
-    def __init__(self, client: redis.Redis, *, owner: str) -> None:
+    def __init__(self, client: redis.Redis, *, owner: str, settling: Settling | None = None) -> None:
         if "|" in owner:
             raise InvalidInput(f"instance name {owner!r} must not contain |")
         self.client = client
         self.owner = owner
         self.load_caps: Callable[[Sequence[str]], object] | None = None
-        self.settling = Settling()
+        self.settling = settling
         self._epoch: Epoch | None = None
         self._fence: Fence | None = None
 

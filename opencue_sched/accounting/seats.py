@@ -20,10 +20,10 @@ Read = list[str | int]
 class Settling:
     """The times that decide whether a report of a licence server shows what runs."""
 
-    window_seconds: float = 120.0
+    window_seconds: float
     """A frame that started fewer seconds before the server was asked need not be in the report (as Cuebot's
     setting)."""
-    booked_before_seconds: float = 10.0
+    booked_before_seconds: float
     """A frame is booked at most so long before it starts: the commit deadline."""
 
     def bound(self, reported_at: float, redis_ahead_seconds: float) -> int:

@@ -128,9 +128,9 @@ def fetch_caps(
     kind: str,
     imported: Mapping[str, str],
     *,
+    settle_window_seconds: float,
     ids: Collection[tuple[str, ...]] | None = None,
     show_ids: Collection[str] = (),
-    settle_window_seconds: float = 120.0,
 ) -> Sequence[Row[Any]]:
     """Rows of ids and caps of vertices of a kind: of these ``ids``, where one that does not exist has no row; or of all
     in these shows, but of FINISHED jobs, and of every limit.

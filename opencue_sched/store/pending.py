@@ -113,8 +113,8 @@ def fetch_waiting_work(
     facilities: Sequence[str] | None,
     facts: SchemaFacts,
     *,
+    settle_window_seconds: float,
     gpus: bool = False,
-    settle_window_seconds: float = 120.0,
 ) -> Sequence[Row[Any]]:
     """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
     facility, show, OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one

@@ -26,7 +26,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import largest_use, live_caps
 
@@ -130,7 +130,7 @@ def passes(
     client = redis.Redis(connection_pool=pool)
     client.set("acct:epoch", Epoch.new(client.info("server")["run_id"]).text, nx=True)
     channels = RqdChannels(settings.rqd)
-    ledger = make_ledger(engine, client, owner=instance)
+    ledger = make_ledger(engine, client, owner=instance, accounting=Accounting())
     # The farms of these tests are built and changed by SQL, past the ledger: it says what it would if it had been told.
     beside = create_engine(engine.url, pool_size=1)
     told = ledger.caps

@@ -19,6 +19,7 @@ from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.recompute import RecomputeReport, entries_of, may_still_commit, read_snapshot, recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.settings import Accounting
 from opencue_sched.store.accounting import procs
 from tests.kit.counters import Store
 from tests.kit.polling import eventually
@@ -48,7 +49,7 @@ class World:
         return cls(engine, store, show, job, host)
 
     def __post_init__(self) -> None:
-        self.ledger = make_ledger(self.engine, self.store.client, owner="test")
+        self.ledger = make_ledger(self.engine, self.store.client, owner="test", accounting=Accounting())
 
     def boot_clock(self) -> float:
         return self.now

@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import cap_rows_of_shows
-from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.settings import Settings
+from opencue_sched.accounting.caps import cap_rows_of_shows, make_ledger
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting_tables import refresh_tables
 from tests.integration.accounting.interleaved import (
     BOOK,
@@ -146,8 +145,9 @@ class Naive(Side):
 
     def _caps(self) -> Mapping[str, float]:
         caps = {}
+        ledger = make_ledger(self.engine, self.client, owner="naive", accounting=Accounting())
         with self.engine.begin() as connection:
-            for key, fields in cap_rows_of_shows(connection, Ledger(self.client, owner="naive"), [self.show.id], {}):
+            for key, fields in cap_rows_of_shows(connection, ledger, [self.show.id], {}):
                 cap = dict(zip(fields[::2], fields[1::2], strict=True)).get(cap_field(key))
                 if cap is not None:
                     caps[key] = float(cap)

@@ -35,7 +35,7 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
@@ -70,7 +70,7 @@ class Ours(Side):
     def __init__(self, engine: Engine, client: SteppedRedis, clock: Clock, settings: Settings) -> None:
         super().__init__(engine, client, clock, settings)
         client.set(keys.EPOCH, Epoch.new(server_run_id(client)).text)
-        self.ledger = make_ledger(engine, client, owner="beat")
+        self.ledger = make_ledger(engine, client, owner="beat", accounting=Accounting())
         with engine.connect() as connection:
             self.facts = check_schema(connection)
 
@@ -91,7 +91,7 @@ class Ours(Side):
         return self.actor(name, one_pass)
 
     def _runner(self, name: str, channels: RqdChannels, settings: Settings) -> PassRunner:
-        ledger = make_ledger(self.engine, self.client, owner=name)
+        ledger = make_ledger(self.engine, self.client, owner=name, accounting=Accounting())
         runner = PassRunner(
             self.engine,
             settings,
@@ -161,7 +161,7 @@ class Ours(Side):
         where, held = keys.limit(limit), "1" if managed else "0"
         assert self.client.hmget(where, "int_foreign", "int_running") == [str(1 - int(held)), held], "one or the other"
         ids = (self.show.id, self.alloc.id, waiting.folder_id, waiting.id, waiting.layers[0].id, self.show.dept_id)
-        ledger = make_ledger(self.engine, self.client, owner="heir")
+        ledger = make_ledger(self.engine, self.client, owner="heir", accounting=Accounting())
         return SharedLicence(ledger, Vertices(*ids, (limit,)), other.id)
 
     def managed_shows(self) -> dict[str, str]:

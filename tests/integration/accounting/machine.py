@@ -26,6 +26,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
+from opencue_sched.settings import Accounting as AccountingSettings
 from tests.integration.accounting.judging import Judged
 from tests.integration.accounting.plots import AFTER, ALL, BEFORE, DUAL_PLOTS, PLOTS, Plot
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
@@ -78,7 +79,10 @@ class Accounting(Judged):
         self.client.flushdb()
         self.client.sent.clear()
         self.client.set(keys.EPOCH, Epoch.new(server_run_id(self.client), dual=self.cuebot is not None).text)
-        self.workers = [make_ledger(self.farm.engine, self.client, owner=f"worker{i}") for i in range(2)]
+        self.workers = [
+            make_ledger(self.farm.engine, self.client, owner=f"worker{i}", accounting=AccountingSettings())
+            for i in range(2)
+        ]
         if seeded:
             self._reseed()
         for worker in self.workers:

@@ -23,7 +23,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady, StoreUnusable
 from opencue_sched.insight.health import check_redis
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.stepping import Actor, SteppedRedis
 from tests.kit.counters import VERTICES, Store
 from tests.kit.world import World
@@ -40,7 +40,7 @@ def emptied(world: World) -> World:
 
 
 def newcomer(world: World) -> Ledger:
-    return make_ledger(world.engine, world.store.client, owner="newcomer")
+    return make_ledger(world.engine, world.store.client, owner="newcomer", accounting=Accounting())
 
 
 def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,9 @@ def test_an_epoch_of_another_type_closes_the_store_and_is_written_over(world: Wo
             with pytest.raises(NotReady):
                 attempt()
         with capture_logs() as said:
-            action = ensure_bootstrapped(world.engine, make_ledger(world.engine, newcomer, owner="new"), wait_age=0)
+            action = ensure_bootstrapped(
+                world.engine, make_ledger(world.engine, newcomer, owner="new", accounting=Accounting()), wait_age=0
+            )
     assert action is Action.FILLED
     assert [line["log_level"] for line in said if line["event"] == "store_closed"] == ["warning"]
     world.exact()
@@ -164,7 +166,7 @@ def test_exactly_one_of_many_fills_and_the_others_wait(emptied: World, settings_
     def start() -> None:
         client = guarded_redis(settings_url, Settings())
         try:
-            ledger = make_ledger(emptied.engine, client, owner="worker")
+            ledger = make_ledger(emptied.engine, client, owner="worker", accounting=Accounting())
             reports.append(ensure_bootstrapped(emptied.engine, ledger, wait_age=0.4))
         except BaseException as error:
             failures.append(error)
@@ -288,7 +290,7 @@ def test_a_filler_that_pauses_before_it_wipes_cannot_wipe_what_its_successor_fil
     client.hset(keys.LEDGER, "stale", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
     stepped = SteppedRedis.from_url(settings_url, decode_responses=True)
     with contextlib.closing(stepped):
-        slow = make_ledger(emptied.engine, stepped, owner="slow")
+        slow = make_ledger(emptied.engine, stepped, owner="slow", accounting=Accounting())
         paused = Actor("filler", lambda: ensure_bootstrapped(emptied.engine, slow, wait_age=0))
         while paused.boundary != "redis SCAN":
             paused.step()

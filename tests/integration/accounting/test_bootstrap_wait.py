@@ -12,6 +12,7 @@ from opencue_sched.accounting.bootstrap import LEASE_SECONDS, ensure_bootstrappe
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.errors import NotReady
+from opencue_sched.settings import Accounting
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 from tests.kit.world import World
 
@@ -37,7 +38,7 @@ def filler(world: World, clock: Clock, settings_url: str) -> Iterator[MakeFiller
     made: list[Actor] = []
 
     def make() -> Actor:
-        ledger = make_ledger(world.engine, stepped, owner=f"filler{len(made)}")
+        ledger = make_ledger(world.engine, stepped, owner=f"filler{len(made)}", accounting=Accounting())
         made.append(Actor("filler", lambda: ensure_bootstrapped(world.engine, ledger, wait_age=AGE, sleep=clock.sleep)))
         return made[-1]
 

@@ -15,6 +15,7 @@ from opencue_sched.clients.postgres import repeatable_read
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
 from tests.kit.limits import list_twice
 from tests.kit.world import World
@@ -65,7 +66,7 @@ def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World, monk
     """Two read a cap while it changes: what was written first is not replaced by what was read before it."""
     key = keys.job(world.job.id)
     world.sql("UPDATE job_resource SET int_max_cores = 900")
-    late = make_ledger(world.engine, world.store.client, owner="late")
+    late = make_ledger(world.engine, world.store.client, owner="late", accounting=Accounting())
     kept: list[Any] = []
     monkeypatch.setattr(late, "write_caps", lambda *read: kept.append(read) or (0, 0))
     read = store.fetch_caps
@@ -210,4 +211,4 @@ def test_a_frame_of_an_unmanaged_show_takes_a_limit_once_that_its_layer_lists_tw
 
 
 def test_a_ledger_made_for_a_process_knows_how_to_load(world: World) -> None:
-    assert make_ledger(world.engine, world.store.client, owner="x").load_caps is not None
+    assert make_ledger(world.engine, world.store.client, owner="x", accounting=Accounting()).load_caps is not None

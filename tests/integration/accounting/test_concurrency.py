@@ -17,7 +17,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.kit.world import AGE, World, returned
 
 BURST_CORES, JOB_CORES = 20, 12
@@ -41,7 +41,7 @@ class Booker:
     def __init__(self, world: World, url: str, seed: int) -> None:
         self.world, self.random = world, random.Random(seed)
         self.client = guarded_redis(url, Settings())
-        self.ledger = make_ledger(world.engine, self.client, owner=f"booker{seed}")
+        self.ledger = make_ledger(world.engine, self.client, owner=f"booker{seed}", accounting=Accounting())
         self.accepted = 0
 
     def work(self) -> None:
@@ -178,7 +178,7 @@ def test_limits_hold_between_concurrent_bookers(world: World, settings_url: str)
 
     def book() -> None:
         client = guarded_redis(settings_url, Settings())
-        ledger = make_ledger(world.engine, client, owner="x")
+        ledger = make_ledger(world.engine, client, owner="x", accounting=Accounting())
         for _ in range(10):
             accepted.extend(ledger.book([Booking(str(uuid.uuid4()), vertices, 1)]).accepted)
         client.close()

@@ -14,6 +14,7 @@ from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clock import boot_id
 from opencue_sched.errors import NotReady, StoreDamaged
+from opencue_sched.settings import Accounting
 from tests.kit.counters import Store
 from tests.kit.world import World
 
@@ -70,7 +71,7 @@ def world(engine, store: Store) -> Iterator[World]:  # type: ignore[no-untyped-d
 
 
 def fill(world: World) -> Action:
-    ledger = make_ledger(world.engine, world.store.client, owner="filler")
+    ledger = make_ledger(world.engine, world.store.client, owner="filler", accounting=Accounting())
     return ensure_bootstrapped(world.engine, ledger, wait_age=0)
 
 
@@ -119,7 +120,7 @@ def test_tombstones_that_cannot_be_read_close_the_store(world: World, met: str) 
 @pytest.mark.parametrize("fleet_start", [False, True])
 def test_a_worker_that_starts_on_a_damaged_store_fills_it(world: World, damage: str, fleet_start: bool) -> None:
     DAMAGE[damage](world.store.client)
-    ledger = make_ledger(world.engine, world.store.client, owner="new")
+    ledger = make_ledger(world.engine, world.store.client, owner="new", accounting=Accounting())
     assert ensure_bootstrapped(world.engine, ledger, wait_age=0, fleet_start=fleet_start) is Action.FILLED
     works(world)
 

@@ -13,6 +13,7 @@ from opencue_sched.accounting.consistency import vertex_keys
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.settings import Accounting
 from opencue_sched.store.accounting_tables import _Table, refresh_tables
 from tests.kit.counters import Store
 
@@ -196,7 +197,7 @@ def test_a_cap_changed_while_it_is_raised_is_never_lost(
 def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books, store: Store) -> None:
     """... and never confuses the ledger, which does not look at them, not even where its caps are read."""
     books.run(2, 1)
-    ledger = make_ledger(books.engine, store.client, owner="test")
+    ledger = make_ledger(books.engine, store.client, owner="test", accounting=Accounting())
     recompute(books.engine, ledger)
     counted = {key: store.client.hmget(key, "int_cores", "int_gpus") for key in vertex_keys(ledger)}
     for table in TABLES:

@@ -18,7 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.kit.command import Cli
 from tests.kit.import_notes import pass_quarantines
 from tests.kit.polling import eventually
@@ -283,7 +283,7 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
         return show
 
     show = build(make)
-    ledger = make_ledger(engine, redis_client, owner="test")
+    ledger = make_ledger(engine, redis_client, owner="test", accounting=Accounting())
     ensure_bootstrapped(engine, ledger, wait_age=0.1)
 
     # when it is handed over
@@ -320,7 +320,7 @@ def test_the_half_minute_of_a_hand_over_is_seen_to_pass_on_a_terminal(
     build(lambda farm: farm.show("demo", managed=False))
     with engine.begin() as connection:
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
-    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test"), wait_age=0.1)
+    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test", accounting=Accounting()), wait_age=0.1)
 
     with on_terminal(["show", "managed", "demo", "on"]) as (terminal, process):
 
@@ -354,7 +354,7 @@ def test_nothing_is_booked_until_every_cuebot_knows_and_late_bookings_of_theirs_
         return show, farm.job([LayerSpec(frames=5)], show=show)
 
     show, job = build(make)
-    ledger = make_ledger(engine, redis_client, owner="test")
+    ledger = make_ledger(engine, redis_client, owner="test", accounting=Accounting())
     ensure_bootstrapped(engine, ledger, wait_age=0.1)
     shows = ImportedShows(engine, ledger, quarantine_seconds=30, age_seconds=40)
 

@@ -28,7 +28,7 @@ from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.kit.command import Cli, Ran
@@ -57,7 +57,7 @@ def healthy(build: Build, engine: Engine, redis_client: redis.Redis, environment
         farm.host(name="render01")
 
     build(make)
-    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test"), wait_age=0.1)
+    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test", accounting=Accounting()), wait_age=0.1)
     with SimulatedFarm([SimulatedSpec("render01")]) as farm:
         environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(farm.addresses))
         yield
@@ -506,7 +506,7 @@ def running(healthy: None, build: Build, engine: Engine, redis_client: redis.Red
         return farm.run(farm.job([LayerSpec(frames=1)]).frames[:1], farm.host(name="render02"))[0]
 
     proc = str(build(make))
-    ledger = make_ledger(engine, redis_client, owner="test")
+    ledger = make_ledger(engine, redis_client, owner="test", accounting=Accounting())
     ImportedShows(engine, ledger, quarantine_seconds=0, age_seconds=40).import_all()
     recompute(engine, ledger)
     return proc
@@ -565,7 +565,7 @@ def test_an_entry_that_a_recompute_found_without_a_proc_and_is_still_there_is_a_
     # given an entry that a recompute found without a proc
     entry = str(redis_client.hget("acct:ledger", running))
     change("DELETE FROM proc")
-    recompute(engine, make_ledger(engine, redis_client, owner="test"))
+    recompute(engine, make_ledger(engine, redis_client, owner="test", accounting=Accounting()))
     assert counter_words(cli("doctor", "--json")) == []
     # when it is there as before
     redis_client.hset("acct:ledger", running, entry)
@@ -581,7 +581,7 @@ def test_a_counter_that_a_recompute_found_and_is_off_as_before_is_a_warning(
         job = keys.job(str(connection.execute(text("SELECT pk_job FROM proc")).scalar_one()))
     # given a counter that a recompute found 5 cores off, and corrected
     redis_client.hincrby(job, "int_cores", 5)
-    recompute(engine, make_ledger(engine, redis_client, owner="test"))
+    recompute(engine, make_ledger(engine, redis_client, owner="test", accounting=Accounting()))
     # when it is off by another amount, then that is news to the next recompute; by the same, then it is a warning
     redis_client.hincrby(job, "int_cores", 4)
     assert counter_words(cli("doctor", "--json")) == []

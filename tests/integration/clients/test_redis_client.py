@@ -23,7 +23,7 @@ from opencue_sched.clients import redis_client
 from opencue_sched.embedded.servers.processes import GuardedProcess
 from opencue_sched.embedded.servers.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import settings_url, store
 from tests.kit.counters import Store
 from tests.kit.polling import eventually
@@ -191,7 +191,7 @@ def test_after_a_failover_nobody_books_on_the_replicas_copy(
             with pytest.raises(NotReady):
                 world.ledger.book([world.entry(world.procs[0])])
             assert store_state(client) is StoreState.LOST
-            ledger = make_ledger(world.engine, client, owner="next")
+            ledger = make_ledger(world.engine, client, owner="next", accounting=Accounting())
             assert ensure_bootstrapped(world.engine, ledger, wait_age=0) is Action.FILLED
             world.exact()
         finally:

@@ -32,6 +32,7 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.reports.run_ends import CompletedFrame
+from opencue_sched.settings import Accounting
 from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, ReadingAnew
 from tests.kit.runs import complete_frame
@@ -326,7 +327,7 @@ def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> P
     return PassRunner(
         here.engine,
         settings,
-        make_ledger(here.engine, client, owner=name),
+        make_ledger(here.engine, client, owner=name, accounting=Accounting()),
         HostFeed(here.engine, HostChanges(client, "cue"), here.settings.host_cache, instance=name, clock=clock),
         ReadingAnew(here.engine, settings, mine.facts, BacklogChanges(client, "cue"), clock=clock),
         mine.permits,

@@ -128,7 +128,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
         missed = with_bookable_work(connection, asleep, facts)
-        work = fetch_waiting_work(connection, None, facts)
+        work = fetch_waiting_work(connection, None, facts, settle_window_seconds=120)
         duty = begin_task(connection, "")
 
         transaction.rollback()

@@ -33,7 +33,7 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, look
 from opencue_sched.rqd.launch import LaunchOutcome, LaunchRequest, launch_all, launch_requests
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.booking import fetch_launch_details
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
@@ -98,7 +98,7 @@ class Booked:
 @pytest.fixture
 def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[Booked]:
     client = guarded_redis(settings.redis_dsn, settings)
-    ledger = make_ledger(engine, client, owner="test")
+    ledger = make_ledger(engine, client, owner="test", accounting=Accounting())
     info: Any = client.info("server")
     client.set(keys.EPOCH, Epoch.new(info["run_id"]).text)
     with engine.begin() as connection:

@@ -181,7 +181,8 @@ def test_a_layer_that_asks_for_more_than_there_can_be_keeps_no_other_waiting_and
             text(f"UPDATE layer SET {column} = :value WHERE pk_layer = :layer"),  # noqa: S608 - our own constants
             {"value": value, "layer": odd.layers[0].id},
         )
-        waiting = sum(row.frames for row in fetch_waiting_work(connection, None, check_schema(connection)))
+        work = fetch_waiting_work(connection, None, check_schema(connection), settle_window_seconds=120)
+        waiting = sum(row.frames for row in work)
         cluster = cluster_of(farm)
 
     here.run([cluster])

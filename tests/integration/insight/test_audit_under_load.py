@@ -18,7 +18,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.invariants import Invariant
 from opencue_sched.insight.audit import Report, Severity, run_audit
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import settings_url, store  # noqa: F401 - fixtures
 from tests.kit.counters import Store
 from tests.kit.forced import force
@@ -47,7 +47,7 @@ class Load:
 
     def book_and_release(self, frames: list[str], url: str, done: threading.Event, failed: list[BaseException]) -> None:
         client = guarded_redis(url, Settings())
-        ledger = make_ledger(self.world.engine, client, owner="booker")
+        ledger = make_ledger(self.world.engine, client, owner="booker", accounting=Accounting())
         try:
             while not done.is_set():
                 booked = [Booking(str(uuid.uuid4()), self.vertices, 1) for _ in frames]

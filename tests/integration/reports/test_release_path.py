@@ -29,7 +29,7 @@ from opencue_sched.reports.reaper import reap
 from opencue_sched.reports.service import ReportService
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import Fate, RqdKiller
-from opencue_sched.settings import Release, Rqd, Settings
+from opencue_sched.settings import Accounting, Release, Rqd, Settings
 from opencue_sched.store.lost_runs import UpkeepScope
 from tests.kit.counted import Counted
 from tests.kit.forced import force
@@ -112,7 +112,7 @@ def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest
     with contextlib.ExitStack() as stack:
         client = guarded_redis(settings.redis_dsn, settings)
         stack.callback(client.close)
-        ledger = make_ledger(engine, client, owner="test")
+        ledger = make_ledger(engine, client, owner="test", accounting=Accounting())
         ensure_bootstrapped(engine, ledger, wait_age=0.1)
         changes = HostChanges(client, "cue")
         with view.farm() as farm:

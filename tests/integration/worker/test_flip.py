@@ -17,7 +17,7 @@ from opencue_sched.accounting.show_handover import Flip, ImportedShows, hand_bac
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from tests.kit.import_notes import pass_quarantines
 
 
@@ -26,7 +26,7 @@ class Show:
 
     def __init__(self, engine: Engine, client: redis.Redis) -> None:
         self.engine = engine
-        self.ledger = make_ledger(engine, client, owner="test")
+        self.ledger = make_ledger(engine, client, owner="test", accounting=Accounting())
 
     def make(self, **spec: Any) -> None:
         with self.engine.begin() as connection:

@@ -23,7 +23,7 @@ from opencue_sched.accounting.show_handover import (
 )
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting_tables import refresh_tables
 from opencue_sched.worker.process import Process
 from tests.kit.listening import eventually_listen
@@ -70,7 +70,7 @@ def show(engine: Engine, redis_client: redis.Redis) -> Iterator[GivenBack]:
         farm = Farm(connection)
         show = farm.default_show()
         procs = farm.run(farm.job([LayerSpec(frames=3)]).frames, farm.host(cores=64), cores=2)
-    ledger = make_ledger(engine, redis_client, owner="test")
+    ledger = make_ledger(engine, redis_client, owner="test", accounting=Accounting())
     ensure_bootstrapped(engine, ledger, wait_age=0)
     hand_back(engine, ledger, show.id, wait_seconds=0, age_seconds=40)
     yield GivenBack(engine, redis_client, show.id, procs)
@@ -137,7 +137,7 @@ def test_a_local_proc_that_ends_after_its_show_was_handed_back_leaves_no_cores_b
         show = farm.default_show()
         (proc,) = farm.run(farm.job([LayerSpec(frames=1)]).frames, farm.host(cores=64), cores=2)
         connection.execute(text("UPDATE proc SET b_local = true"))
-    ledger = make_ledger(engine, redis_client, owner="test")
+    ledger = make_ledger(engine, redis_client, owner="test", accounting=Accounting())
     ensure_bootstrapped(engine, ledger, wait_age=0)
     refresh_tables(engine, [show.id])
 

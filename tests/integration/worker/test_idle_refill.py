@@ -61,7 +61,11 @@ def test_a_store_that_another_process_filled_is_shown_ready(
     assert REGISTRY.get_sample_value("scheduler_store_ready") == 0
 
     # when another one has filled it
-    ensure_bootstrapped(process.engine, make_ledger(process.engine, redis_client, owner="another"), wait_age=0.1)
+    ensure_bootstrapped(
+        process.engine,
+        make_ledger(process.engine, redis_client, owner="another", accounting=Accounting()),
+        wait_age=0.1,
+    )
     process.keep_counters()
 
     # then this one shows it as it is
