@@ -3,8 +3,9 @@
 -- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
 --         expected changed seq ('' expects no entry, or an unreadable one; 'any' confirms what is there, or adds it: its
 --         proc was committed), state ('F', 'C', or '' to remove), entry ('' to remove)
--- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
---         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
+-- Returns {1, seq, applied, {ids left...}, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
+--         Left are those for which there was no time; never all of those that are to be moved. Passed over: the entry
+--         changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided about an entry other than the one the caller saw, so the call commutes with booking,
 --         settling and releasing; a tombstoned id never comes back; an entry that stays the same moves no counter, nor
 --         changes when it is confirmed again; removing leaves no tombstone (a settle that comes late means the proc
@@ -17,8 +18,17 @@ local ids = {}
 for i = 3, #ARGV, 4 do
   ids[#ids + 1] = ARGV[i]
 end
+-- Whether there is no time any more to count one entry out and another in.
+local spent = 0
+local function too_much(old, entry, state)
+  if old == entry then return false end
+  local cost = (old and cost_of(old) or 0) + (state ~= '' and cost_of(entry) or 0)
+  spent = spent + cost
+  return spent > COMMANDS and spent > cost
+end
+
 local known = call('HMGET', LEDGER, unpack(ids))
-local answer, seq, fields, gone = {1, 0, 0}, nil, {}, {}
+local answer, seq, fields, gone = {1, 0, 0, {}}, nil, {}, {}
 for i, id in ipairs(ids) do
   local at = 3 + (i - 1) * 4
   local expected, state, entry = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
@@ -32,6 +42,8 @@ for i, id in ipairs(ids) do
   elseif (changed or '') ~= expected or (not known[i] and state == '')
     or (not old and state ~= '' and tombstoned(id, bucket)) then
     answer[#answer + 1] = id
+  elseif too_much(old, entry, state) then
+    table.insert(answer[4], id)
   else
     seq = seq or next_seq()
     if old and old ~= entry then

@@ -26,6 +26,20 @@ local function record_of(state, booked, seq, owner, entry)
   return '1|' .. state .. '|' .. booked .. '|' .. seq .. '|' .. owner .. '|' .. entry
 end
 
+-- One call moves entries for so many commands, or one entry: in a dual store a vertex takes more. As many entries as a call
+-- may name fit, unless they are under limits that count machines or are reported, which take more commands than others.
+local COMMANDS, EACH = 385, DUAL and 38 or 24
+
+-- The commands that it takes at most to move an entry.
+local function cost_of(entry)
+  if not entry or not string.find(entry, '@', 1, true) then return EACH end
+  local cost = DUAL and 26 or 11
+  for limit in string.gmatch(string.match(entry, '[^|]*$'), '[^,]+') do
+    cost = cost + (string.find(limit, '@.') and 5 or string.find(limit, '@', 1, true) and 2 or 1)
+  end
+  return math.max(EACH, cost)
+end
+
 -- Count the entry of a proc in (sign 1) or out (sign -1), at this sequence number; one that comes in was booked then. An unreadable entry (or nil) goes out
 -- without touching counters, so that it cannot block the others of its call; the consistency check puts its counters
 -- right. With ledger_only the int_* fields stay: in a dual store the other program takes the cores of a proc it deleted
@@ -82,24 +96,30 @@ local function remember_released(ids, bucket)
   call('UNLINK', 'acct:tomb:' .. (bucket - 1), 'acct:tomb:' .. (bucket - 2))
 end
 
--- Take the entries of these procs (at most 250, each once) out of ledger and counters, and remember all ids as released.
--- Returns {1, seq or 0, entries removed}.
+-- Take the entries of these procs (at most 250, each once) out of ledger and counters, and remember their ids as released.
+-- Returns {1, seq or 0, entries removed, ids left...}; those that are left are as they were.
 local function release(ids)
   local known = call('HMGET', LEDGER, unpack(ids))
-  local gone, seq = {}, 0
+  local gone, done, left, seq, cost = {}, {}, {}, 0, 0
   for i, id in ipairs(ids) do
     local entry = read_record(known[i])
-    if known[i] then
-      seq = seq > 0 and seq or next_seq()
-      move(id, entry, -1, seq)
-      gone[#gone + 1] = id
+    cost = cost + (known[i] and cost_of(entry) or 0)
+    if cost > COMMANDS and #gone > 0 and known[i] then
+      left[#left + 1] = id
+    else
+      done[#done + 1] = id
+      if known[i] then
+        seq = seq > 0 and seq or next_seq()
+        move(id, entry, -1, seq)
+        gone[#gone + 1] = id
+      end
     end
   end
   local _, bucket = clock()
-  remember_released(ids, bucket)
+  remember_released(done, bucket)
   if #gone > 0 then
     apply_moves()
     call('HDEL', LEDGER, unpack(gone))
   end
-  return {1, seq, #gone}
+  return {1, seq, #gone, unpack(left)}
 end

@@ -260,8 +260,10 @@ class Ledger:
 
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""
-        once = list({booking.proc_id: booking for booking in reversed(bookings)}.values())
-        self._call(lambda epoch: settle_calls(epoch, once, self.owner))
+        waiting = {booking.proc_id: booking for booking in reversed(bookings)}
+        while waiting:
+            answers, _ = self._call(partial(settle_calls, bookings=list(waiting.values()), owner=self.owner))
+            waiting = {proc_id: waiting[proc_id] for answer in answers for proc_id in answer[3]}
 
     def rollback(self, bookings: Sequence[Booking]) -> None:
         """The procs were certainly not committed (or their DELETE was): take exactly these entries out again.
@@ -272,10 +274,12 @@ class Ledger:
 
     def release(self, proc_ids: Sequence[str]) -> int:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
-        removed = 0
-        for part in chunks(list(dict.fromkeys(proc_ids)), _RELEASED_PER_ROUND_TRIP):
+        removed, waiting = 0, list(dict.fromkeys(proc_ids))
+        while waiting:
+            part, waiting = waiting[:_RELEASED_PER_ROUND_TRIP], waiting[_RELEASED_PER_ROUND_TRIP:]
             answers, _ = self._call(partial(id_calls, "release", part))
             removed += sum(int(answer[2]) for answer in answers)
+            waiting += [proc_id for answer in answers for proc_id in answer[3:]]
         return removed
 
     # For recompute, caps and bootstrap
@@ -301,11 +305,14 @@ class Ledger:
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[list[str], list[int]]:
         """Apply differences that were found under ``epoch``; returns the ids passed over because they had changed, and
         our sequence numbers."""
-        passed_over, seqs = [], []
-        for part in chunks(changes, _APPLIED_PER_ROUND_TRIP):
+        passed_over, seqs, waiting = [], [], list(changes)
+        while waiting:
+            part, waiting = waiting[:_APPLIED_PER_ROUND_TRIP], waiting[_APPLIED_PER_ROUND_TRIP:]
             answers = self.call_under(reconcile_calls(epoch.text, part, self.owner))
-            passed_over += [proc_id for answer in answers for proc_id in answer[3:]]
+            passed_over += [proc_id for answer in answers for proc_id in answer[4:]]
             seqs += [int(answer[1]) for answer in answers if int(answer[2])]
+            left = {proc_id for answer in answers for proc_id in answer[3]}
+            waiting += [change for change in part if change.proc_id in left] if left else []
         return passed_over, seqs
 
     def write_caps(self, version: str, rows: Sequence[CapRow], *, epoch: Epoch | None = None) -> tuple[int, int]:
@@ -412,7 +419,8 @@ def _refused(answer: Any) -> BookingRefused:
 PROCS_PER_CALL, PROCS_PER_DUAL_CALL, VERTICES_PER_CALL = 16, 10, 50
 """What one call takes: at most 400 commands, or some half a millisecond of Redis's processor, for which everybody else
 waits, also where a layer has a dozen limits; so little that a busy system seldom puts Redis off the processor in the
-midst of it. In a dual store a proc takes more commands, and a change may count one proc out and in: two for one."""
+midst of it. In a dual store a proc takes more commands, and a change may count one proc out and in: two for one. Of
+procs under limits that count machines or are reported a script leaves those for which there is no time, and says so."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"

@@ -6,6 +6,7 @@ Counted in commands of Redis, which are the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,54 @@ def test_a_release_of_many_ids_is_whole(store: Store, epoch: Epoch, send: Sender
     assert store.ids() == set()
     force(store.ledger, ALL)
     assert store.ids() == set(), "each has left a tombstone"
+
+
+def on_machines(number: int, *, elsewhere: str = "") -> Booking:
+    """The same under limits that count machines."""
+    plain = hard(number, elsewhere=elsewhere)
+    limits = (token for limit in plain.vertices.limit_ids for token in keys.on_machine(limit, f"host{number}"))
+    return replace(plain, vertices=replace(plain.vertices, limit_ids=tuple(limits)))
+
+
+def test_under_limits_that_count_machines_a_call_leaves_what_it_has_no_time_for(
+    store: Store, epoch: Epoch, send: Sender
+) -> None:
+    here, there = ([on_machines(number, elsewhere=where) for number in range(PROCS)] for where in ("", "-moved"))
+    # when they are settled, moved and settled again, then each call leaves some, which are as they were
+    waiting = here
+    while waiting:
+        answers = send(scripts.settle_calls(epoch.text, waiting, "me"))
+        left = {proc_id for answer in answers for proc_id in answer[3]}
+        assert len(left) < len(waiting)
+        waiting = [booked for booked in here if booked.proc_id in left]
+    assert store.ids() == set(IDS)
+    for entries in ([booked.packed() for booked in there], [None] * PROCS, [booked.packed() for booked in here]):
+        wanted = changes(store, entries)
+        while wanted:
+            answers = send(scripts.reconcile_calls(epoch.text, wanted, "me"))
+            left = {proc_id for answer in answers for proc_id in answer[3]}
+            assert len(left) < len(wanted)
+            wanted = [change for change in wanted if change.proc_id in left]
+    assert [store.machines(f"limit{number}-3") for number in range(PROCS)] == [{f"host{i}"} for i in range(PROCS)]
+    # and so when they are released.
+    waiting_ids, rounds = IDS, 0
+    while waiting_ids:
+        answers = send(scripts.id_calls("release", waiting_ids, epoch.text))
+        waiting_ids, rounds = [proc_id for answer in answers for proc_id in answer[3:]], rounds + 1
+    assert rounds > 1
+    assert (store.ids(), store.counter(keys.job("job7"))) == (set(), (0, 0))
+
+
+def test_the_ledger_goes_on_with_what_calls_have_left(store: Store, epoch: Epoch) -> None:
+    bookings = [on_machines(number) for number in range(PROCS)]
+    store.ledger.settle(bookings)
+    assert store.ids() == set(IDS)
+    there = [on_machines(number, elsewhere="-moved").packed() for number in range(PROCS)]
+    passed_over, _ = store.ledger.apply(changes(store, there), epoch=epoch)
+    assert passed_over == []
+    assert {record.entry for record in store.ledger.records()} == set(there)
+    assert store.ledger.release(IDS) == PROCS
+    assert store.ids() == set()
 
 
 def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> None:
