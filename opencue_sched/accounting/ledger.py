@@ -51,6 +51,8 @@ _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
 _RELEASED_PER_ROUND_TRIP = 200
+_FOLLOWER_SECONDS = 5
+"""So long nobody takes the place of a process that followed layers to other limits, and may be no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,20 @@ class Ledger:
                 machines, after, frames = of_limit
                 lacking += [limit_id] if (machines or after) and int(frames or 0) > int(known or 0) else []
         return lacking
+
+    def follows_limits(self) -> bool:
+        """Whether this process is the one of the fleet that moves entries of running frames to other limits.
+
+        It has been since it last said so less than ``_FOLLOWER_SECONDS`` ago, or nobody has. Who is it hears every such
+        change itself, so the others may leave all of them to it; what it does not hear is left to a recompute.
+        """
+        with answering(self.client):
+            if self.client.set(keys.FOLLOWER, self.owner, nx=True, ex=_FOLLOWER_SECONDS):
+                return True
+            follows = self.client.get(keys.FOLLOWER) == self.owner
+            if follows:
+                self.client.expire(keys.FOLLOWER, _FOLLOWER_SECONDS)
+        return follows
 
     def settle(self, bookings: Sequence[Booking]) -> None:
         """The procs are committed. About those that were released meanwhile there is nothing to do."""

@@ -70,17 +70,19 @@ class Handlers:
         if ids["folder"] or ids["job"] or ids["limit"]:
             shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         try:
-            layers = {*ids["bound"], *self._ledger_lacks_machines(ids["limit"])}
-            if layers:
-                follow_layers(self._engine, self._ledger, layers)
+            self._follow(ids["bound"], ids["limit"])
         finally:
             # A recompute follows what was not followed here.
             self._waker.note(shows=shows)
 
-    def _ledger_lacks_machines(self, limit_ids: Sequence[str]) -> list[str]:
-        """The layers with running frames under limits that count machines now, and did not when these started."""
-        lacking = self._ledger.limits_lacking_machines(limit_ids)
-        return ask(self._engine, layers_under, lacking) if lacking else []
+    def _follow(self, bound: Sequence[str], limit_ids: Sequence[str]) -> None:
+        """Count what runs of these layers, and under these limits if entries do not say what they count by now, as it
+        is to be counted now. Every worker is told, and one does so."""
+        lacking = self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
+        if (bound or lacking) and self._ledger.follows_limits():
+            layers = {*bound, *(ask(self._engine, layers_under, lacking) if lacking else ())}
+            if layers:
+                follow_layers(self._engine, self._ledger, layers)
 
     def work_waits(self, shows: Sequence[str]) -> None:
         """These shows have new work, which the backlog's channel names in the same moment."""
