@@ -28,6 +28,8 @@ def proc_ages(connection: Connection, proc_ids: Sequence[str]) -> Sequence[Row[A
 
 OFFENDERS_NAMED = 5
 
+# Of a limit that was reported what the farm has started since then is judged: older frames may have given their licence
+# back. One machine more than its maximum may have such frames, since it held the limit by an older one.
 _OVER_CAP = f"""
     SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
     FROM (
@@ -50,13 +52,14 @@ _OVER_CAP = f"""
         WHERE cap IS NOT NULL
         GROUP BY what, name, cap, always
         UNION ALL
-        SELECT 'limit', limit_record.str_name, CASE WHEN terms.counts_machines THEN count(DISTINCT p.pk_host)
-                                                    ELSE count(*) END, int_max_value, true
+        SELECT 'limit', limit_record.str_name,
+               CASE WHEN terms.counts_machines THEN count(DISTINCT p.pk_host) ELSE count(*) END,
+               int_max_value + CASE WHEN terms.counts_machines AND terms.reported_at IS NOT NULL THEN 1 ELSE 0 END, true
         FROM proc p JOIN (SELECT DISTINCT pk_layer, pk_limit_record FROM layer_limit) ll USING (pk_layer)
         JOIN limit_record USING (pk_limit_record) {TERMS}
-        WHERE int_max_value IS NOT NULL AND terms.reported_at IS NULL
-          AND coalesce(terms.machines, terms.frames) IS DISTINCT FROM -1
-        GROUP BY pk_limit_record, limit_record.str_name, int_max_value, terms.counts_machines
+        WHERE int_max_value IS NOT NULL AND coalesce(terms.machines, terms.frames) IS DISTINCT FROM -1
+          AND (terms.reported_at IS NULL OR p.ts_dispatched > terms.reported_at)
+        GROUP BY pk_limit_record, limit_record.str_name, int_max_value, terms.counts_machines, terms.reported_at
     ) vertices
 """  # noqa: S608 - only our own constant
 

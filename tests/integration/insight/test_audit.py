@@ -20,7 +20,9 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
+from opencue_sched.store.audit import judge
 from tests.kit.forced import force
+from tests.kit.limits import has_types, report, set_type
 from tests.kit.passes import Passes, passes
 
 
@@ -239,6 +241,45 @@ def test_a_licence_that_a_layer_lists_twice_is_taken_once_by_each_frame(world):
     )
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed, "\n".join(report.lines())
+
+
+def over_cap(world: World) -> tuple[str, ...]:
+    """What the audit says of limits and caps that have more booked than they may."""
+    with world.passes.engine.connect() as connection:
+        return tuple(judge(connection, Invariant.WITHIN_CAPS).named or ())
+
+
+def reported(world: World, limit_type: str) -> None:
+    """A licence server has said a minute ago that nobody holds the limit of the two frames."""
+    with world.passes.engine.begin() as connection:
+        if not has_types(connection):
+            pytest.skip("no reports before V49")
+        set_type(connection, world.vertices.limit_ids[0], limit_type)
+        report(connection, world.vertices.limit_ids[0], seconds_ago=60)
+
+
+def test_of_a_reported_limit_what_the_farm_has_started_since_is_judged(world: World) -> None:
+    reported(world, "FRAME")
+    assert over_cap(world) == ()
+    world.sql("UPDATE limit_record SET int_max_value = 1")
+    assert over_cap(world) == ("limit arnold: 2 > 1",)
+    # Of older frames the licences may have been given back; and advice is no limit.
+    world.sql("UPDATE limit_record SET str_enforcement = 'ADVISORY'")
+    assert over_cap(world) == ()
+    world.sql("UPDATE limit_record SET str_enforcement = 'ENFORCED'")
+    world.sql("UPDATE proc SET ts_dispatched = now() - interval '2 minutes'")
+    assert over_cap(world) == ()
+
+
+def test_of_a_reported_limit_of_machines_one_may_go_on_that_held_it_by_an_older_frame(world: World) -> None:
+    reported(world, "HOST")
+    with world.passes.engine.begin() as connection:
+        other = Farm(connection).host(name="other")
+    world.sql("UPDATE proc SET pk_host = :other WHERE pk_proc = :proc", other=other.id, proc=world.procs[0])
+    world.sql("UPDATE limit_record SET int_max_value = 1")
+    assert over_cap(world) == ()
+    world.sql("UPDATE limit_record SET int_max_value = 0")
+    assert over_cap(world) == ("limit arnold: 2 > 1",)
 
 
 def test_a_booking_under_way_is_told_and_no_failure(world):
