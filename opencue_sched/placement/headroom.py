@@ -12,6 +12,7 @@ from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
 from opencue_sched.domain.names import counted
 from opencue_sched.domain.plans import Snapshot, Waiting
+from opencue_sched.domain.units import INT_MAX
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Refusal
 
@@ -20,9 +21,10 @@ Where = tuple[Collection[str] | None, Callable[[Host], float] | None]
 
 
 def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
-    """How many of the waiting frames do not fit on a host for which a seat of a limit is taken: fewer are better."""
+    """How many of the waiting frames do not fit on a host for which a seat of a limit is taken: fewer are better,
+    and of hosts that take as many of them the one with the fewest cores idle."""
     fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
-    return waiting - min(waiting, fit)
+    return waiting - min(waiting, fit) + host.idle_cores / INT_MAX
 
 
 class PlanHeadroom:
@@ -46,6 +48,11 @@ class PlanHeadroom:
         self._holding = {limit_id: set(seats.holding) for limit_id, seats in snapshot.seats.items()}
         self._frames_on = Counter[tuple[str, str]]()
         """Frames of the plan under each limit that counts machines, by host."""
+        self._waiting_under: Counter[str] | None = None
+        """Frames that waited under each limit that counts machines when the plan began; None until they are asked for,
+        since to count them is to go through all that waits."""
+        self._planned_under = Counter[str]()
+        """Frames of the plan under each of them."""
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
@@ -119,11 +126,12 @@ class PlanHeadroom:
         """The limits of the layer that count machines."""
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
-    def where_seats_serve(self, layer: Layer, need: Resources, waiting: int) -> Iterator[Where]:
+    def where_seats_serve(self, layer: Layer, need: Resources) -> Iterator[Where]:
         """The sets of hosts among which to look for one for the layer's frames, one after the other.
 
         Under limits that count machines: the hosts that hold all of these; then, for a new seat, any, or those that
-        hold each limit without seats, by how many of the waiting frames a host leaves out.
+        hold each limit without seats, by how many a host leaves out of all frames that wait for the seat, each taken
+        to need as much as those of the layer.
         """
         held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
         if not held:
@@ -134,7 +142,18 @@ class PlanHeadroom:
         full = [self._holding[limit_id] for limit_id in self._without_seats(layer)]
         others = set.intersection(*full) - holding if full else None
         if others is None or others:
-            yield others, partial(_frames_left_out, need, waiting)
+            yield others, partial(_frames_left_out, need, self._waiting_for_seats(layer))
+
+    def _waiting_for_seats(self, layer: Layer) -> int:
+        """How many frames wait under that limit of the layer that counts machines for which most wait."""
+        if self._waiting_under is None:
+            self._waiting_under = Counter()
+            for waiting in (waiting for work in self._snapshot.work for waiting in work):
+                for limit_id in self.seat_limits(waiting.layer):
+                    self._waiting_under[limit_id] += waiting.frames
+        return max(
+            self._waiting_under[limit_id] - self._planned_under[limit_id] for limit_id in self.seat_limits(layer)
+        )
 
     def take(self, vertices: Vertices, taken: Resources, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""
@@ -148,6 +167,8 @@ class PlanHeadroom:
                 self._gpus[key] -= frames * taken.gpus
         for limit_id in vertices.limit_ids:
             self._limits[limit_id] -= frames
+            if limit_id in self._holding:
+                self._planned_under[limit_id] += frames
             if limit_id in self._holding and host_id not in self._snapshot.seats[limit_id].holding:
                 self._take_seat(limit_id, host_id, frames)
 

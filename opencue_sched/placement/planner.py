@@ -567,7 +567,7 @@ class Planner:
         all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
-        for where in self.headroom.where_seats_serve(state.layer, need, state.waiting):
+        for where in self.headroom.where_seats_serve(state.layer, need):
             anywhere = where[0] is None
             known_to_fail = anywhere and any(map(need.covers, none_apart))
             host = None if known_to_fail else self._find(state, where, apart=True)
@@ -612,16 +612,20 @@ class Planner:
         process takes: its commit would meet ours there, and wait."""
         queue, score = self.policy.queue, self.policy.score
         only, seat_score = where
+        strategy = queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy)
+        if seat_score is not None and strategy.core_saturation:
+            # A few hosts are scored, the first in this order: of the best fits none may take more than a frame.
+            strategy = strategy.model_copy(update={"core_saturation": False})
         return self.pool.find(
             state.cluster.facility_id,
             state.search.tags,
             state.search.need,
-            queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy),
+            strategy,
             partial(self._accepts, state, apart),
             shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=partial(self._cost, state, score) if score else seat_score,
-            known_to=state.layer.id if queue.locality else None,
+            score=seat_score or (partial(self._cost, state, score) if score else None),
+            known_to=state.layer.id if queue.locality and seat_score is None else None,
             only=only,
         )
 

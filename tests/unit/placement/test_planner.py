@@ -19,7 +19,8 @@ from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.plan_state import Plan
 from opencue_sched.placement.planner import ATTEMPTS_PER_LAYER, plan_pass
-from opencue_sched.placement.policies import Refusal
+from opencue_sched.placement.policies import Refusal, Score
+from opencue_sched.placement.policies.order import convex
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.kit.values import (
@@ -754,6 +755,35 @@ def test_it_may_go_there_again_where_no_other_host_may_take_it(other: dict[str, 
 def test_one_that_failed_on_every_host_may_go_anywhere() -> None:
     planned = plan_layer(failed(make_layer(), f1="h1 h2"), make_host("h1"), make_host("h2"))
     assert len(planned.procs) == 1
+
+
+@pytest.mark.parametrize("score", [None, convex])
+def test_a_new_seat_goes_to_the_host_that_takes_most_of_all_frames_that_wait_for_it(score: Score | None) -> None:
+    # given a limit that one machine may hold, six layers of a frame each under it, and many hosts that fit one well
+    hosts = [*(make_host(f"h{number}", cores=1) for number in range(30)), make_host("big", cores=8)]
+    hosts += [make_host("knows", cores=2, recent=("a",)), make_host("huge", cores=64)]
+    jobs = [make_job(f"j-{name}", layers=[make_layer(name, limit_ids=("nuke",))]) for name in "abcdef"]
+    seats = {"nuke": Seats(frozenset(), 1)}
+
+    planned = plan(make_snapshot(*jobs, seats=seats), FrozenPool(hosts), policy=make_policy(score=score, locality=True))
+
+    # then the seat goes to the smallest on which all of them fit
+    assert {proc.host.id for proc in planned.procs} == {"big"}
+    assert len(planned.procs) == 6
+
+
+def test_a_limit_without_seats_idles_no_core_that_other_work_can_use() -> None:
+    # given a limit that one of two hosts holds, frames under it that fill that one, and behind them other work
+    hosts = [make_host("holder", cores=2), make_host("h2", cores=4)]
+    layers = [make_layer("under", frames=9, limit_ids=("nuke",)), make_layer("other", frames=9)]
+    seats = {"nuke": Seats(frozenset({"holder"}), 0)}
+
+    planned = plan(make_snapshot(make_job(layers=layers), seats=seats), FrozenPool(hosts))
+
+    assert placed(planned) == [
+        *((f"under-f{number}", "holder") for number in (1, 2)),
+        *((f"other-f{number}", "h2") for number in (1, 2, 3, 4)),
+    ]
 
 
 class TestPlansUnderWay:
