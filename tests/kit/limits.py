@@ -62,3 +62,33 @@ def before_v49(connection: Connection) -> None:
     dropped = ", ".join(f"DROP COLUMN IF EXISTS {name} CASCADE" for name in terms)
     connection.execute(text(f"ALTER TABLE limit_record {dropped}"))
     connection.execute(text("DROP TABLE IF EXISTS limit_host"))
+
+
+def as_v49(connection: Connection) -> None:
+    """Add what Cuebot's V49 adds to limits, which decides how they count, to tables as before_v49 leaves them."""
+    connection.execute(
+        text(
+            """
+            ALTER TABLE limit_record
+                ADD str_type varchar(16) NOT NULL DEFAULT 'FRAME', ADD str_enforcement varchar(16) NOT NULL DEFAULT
+                'ENFORCED', ADD int_soft_value integer NOT NULL DEFAULT -1, ADD ts_reported timestamptz(6),
+                ADD int_report_ttl integer NOT NULL DEFAULT 900, ADD int_exit_status integer,
+                ADD COLUMN IF NOT EXISTS str_report_source varchar(255),
+                ADD COLUMN IF NOT EXISTS int_delay_minutes integer NOT NULL DEFAULT 0,
+                ADD COLUMN IF NOT EXISTS b_auto_tag boolean NOT NULL DEFAULT true
+            """
+        )
+    )
+    connection.execute(text("UPDATE limit_record SET str_type = 'HOST' WHERE b_host_limit"))
+    connection.execute(
+        text(
+            """
+            CREATE TABLE limit_host (
+                pk_limit_host varchar(36) PRIMARY KEY, pk_limit_record varchar(36) NOT NULL,
+                str_host_name varchar(256) NOT NULL, str_reported_name varchar(256) NOT NULL,
+                int_tokens integer NOT NULL DEFAULT 1 CHECK (int_tokens > 0), str_user varchar(64),
+                ts_reported timestamptz NOT NULL DEFAULT current_timestamp, UNIQUE (pk_limit_record, str_host_name)
+            )
+            """
+        )
+    )

@@ -271,6 +271,30 @@ def test_of_a_limit_of_machines_that_is_full_it_is_told_who_holds_it_and_who_doe
     assert "  also: 7 frames run on the machines that hold houdini; only those start more of its frames\n" in said
 
 
+def test_a_limit_of_machines_that_artists_share_names_who_holds_it(cli: Cli, work: Work, build: Build) -> None:
+    # given a limit of eight that six hosts and two artists hold, and a host that could take frames
+    def make(farm: Farm) -> None:
+        if not has_types(farm.connection):
+            pytest.skip("no reports before V49")
+        houdini = farm.limit("houdini", 8)
+        set_type(farm.connection, houdini, "HOST")
+        farm.connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
+        report_held(farm.connection, houdini, "artist1", "artist2")
+        spec = LayerSpec(name="sim", frames=9, limits=[houdini], tags="simulation")
+        job = farm.job([spec], show=work.show, name="limited")
+        for number, frame in enumerate(job.frames[:6], start=1):
+            farm.run([frame], farm.host(name=f"r{number:02}", tags=["simulation"]))
+        farm.host(name="r07", tags=["simulation"])
+
+    build(make)
+    first, second = cli("explain", "limited").out.splitlines()[:2]
+    assert first == (
+        "sim (3 waiting, 6 running): all 8 seats of houdini are taken: r01 to r06, and 2 machines that are no hosts "
+        "here; r07 holds none"
+    )
+    assert second == "  also: 6 frames run on the machines that hold houdini; only those start more of its frames"
+
+
 def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
     change("ALTER TABLE layer ADD COLUMN IF NOT EXISTS ts_start_after timestamptz")  # a Cuebot before V47 has none
     later = datetime.now(UTC) + timedelta(hours=3)
