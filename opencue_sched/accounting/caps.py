@@ -136,11 +136,9 @@ def _limit_row(row: Row[Any], report: LicenceReport | None = None, after: int | 
     settled = (report.tokens if report else 0) + (row.foreign_pending or 0)
     fields += ["int_settled", str(settled) if row.int_frames else "", "after", "" if after is None else str(after)]
     if row.int_machines:
-        holding = (*row.other_machines, *(report.machines if report else ()))
-        fields += [
-            sorted({keys.machine_of(machine) for machine in holding}),
-            sorted(map(keys.machine_of, row.past_machines)),
-        ]
+        counting = {*row.other_machines, *(report.machines if report else ())}
+        holding = {*row.past_machines, *(report.namesakes if report else ())} - counting
+        fields += [sorted(map(keys.machine_of, counting)), sorted(map(keys.machine_of, holding))]
     return keys.limit(row[0]), fields
 
 

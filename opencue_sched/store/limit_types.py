@@ -56,11 +56,14 @@ NAME_ON_HOST = """
 """
 """A machine's name as hosts and licence servers have it in common: without case and domain; an address whole."""
 
-# What holds limits as licence servers have said. A machine that is no host is named as it is.
+# What holds limits as licence servers have said. A machine that is no host is named as it is. Of several hosts of that
+# name, such as rows that an older name of the machine left, the one that runs frames comes first, or is up.
 _REPORTED = text(
     f"""
     SELECT held.pk_limit_record AS limit_id, held.int_tokens AS tokens,
-           coalesce((SELECT array_agg(pk_host) FROM host
+           coalesce((SELECT array_agg(pk_host ORDER BY EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) DESC,
+                                                       stat.str_state IS NOT DISTINCT FROM 'UP' DESC, pk_host)
+                       FROM host LEFT JOIN host_stat stat USING (pk_host)
                       WHERE {NAME_ON_HOST.format(name="host.str_name")} = held.name), ARRAY[held.name]) AS machines
       FROM (SELECT pk_limit_record, {NAME_ON_HOST.format(name="str_reported_name")} AS name, int_tokens
               FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
@@ -87,6 +90,8 @@ class LicenceReport:
 
     machines: set[str] = field(default_factory=set)
     """The machines that hold the limit: ids of hosts, and names of machines that are no hosts here."""
+    namesakes: set[str] = field(default_factory=set)
+    """Other hosts of these names, which hold the limit as well: what was reported counts once."""
     tokens: int = 0
 
 
@@ -95,7 +100,8 @@ def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, 
     none."""
     found = {limit_id: LicenceReport() for limit_id in limit_ids}
     for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
-        found[row.limit_id].machines.update(row.machines)
+        found[row.limit_id].machines.add(row.machines[0])
+        found[row.limit_id].namesakes.update(row.machines[1:])
         found[row.limit_id].tokens += row.tokens
     return found
 

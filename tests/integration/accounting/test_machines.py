@@ -32,7 +32,7 @@ from opencue_sched.settings import Accounting
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.counters import Store, booking
 from tests.kit.forced import force
-from tests.kit.limits import has_types, report, set_type
+from tests.kit.limits import as_v49, before_v49, has_types, report, set_type
 from tests.kit.world import World
 
 
@@ -554,6 +554,28 @@ def test_a_licence_servers_report_holds_machines_also_those_that_are_no_hosts(wo
     assert may_book(world, limited, "r1", "r2", "r3") == [True, True, False]
 
 
+def test_a_cuebot_that_is_upgraded_beside_a_running_fleet_brings_types_and_reports(world: World, limited: str) -> None:
+    # given a limit that counts machines by the column of Cuebots before V49, held by one of two
+    with world.engine.begin() as connection:
+        before_v49(connection)
+    become(world, limited, "HOST")
+    world.run(2)
+    world.recompute()
+    note(world)
+    assert may_book(world, limited, world.host.id, "r1", "r2") == [True, True, False]
+    # when V49 comes, then it counts as before,
+    with world.engine.begin() as connection:
+        as_v49(connection)
+    assert may_book(world, limited, world.host.id, "r1", "r2") == [True, True, False]
+    # a licence server's report is heard, and the type may change.
+    say(world, limited, "artist")
+    assert may_book(world, limited, world.host.id, "r1") == [True, False]
+    become(world, limited, "FRAME")
+    assert may_book(world, limited, world.host.id) == [False]
+    world.recompute()
+    world.exact()
+
+
 # Reports: what is settled and what is pending, by a settle window of two minutes and a commit deadline of ten seconds.
 
 
@@ -671,6 +693,24 @@ def test_a_machine_of_others_that_is_old_and_not_reported_holds_and_does_not_cou
     assert may_book(world, reported, "r1", world.host.id) == [False, True]
     world.sql("UPDATE proc SET ts_dispatched = now() - interval '1 hour'")
     assert may_book(world, reported, "r1", "r2", world.host.id) == [True, False, True]
+
+
+def test_a_reported_machine_with_two_rows_of_a_host_counts_once(world: World, reported: str) -> None:
+    # given a machine that came back under another name, so that the farm has two hosts of the name that is reported
+    become(world, reported, "HOST")
+    with world.engine.begin() as connection:
+        former, host = (Farm(connection).host(name=f"r9.{domain}") for domain in ("old.example", "farm.example"))
+    world.sql("UPDATE host_stat SET str_state = 'DOWN' WHERE pk_host = :host", host=former.id)
+    say(world, reported, "R9")
+    # then the report takes one of two seats, also when frames of ours start there
+    assert may_book(world, reported, "r1", "r2") == [True, False]
+    assert may_book(world, reported, host.id, "r1", "r2") == [True, True, False]
+    assert may_book(world, reported, "r1", former.id) == [True, True], "it holds the limit under either name"
+    with world.engine.begin() as connection:
+        (proc,) = Farm(connection).run(world.job.layers[0].frames[:1], host)
+    world.recompute()
+    assert may_book(world, reported, "r1", "r2") == [True, False]
+    world.ledger.release([proc])
 
 
 def test_a_limit_that_is_reported_knows_since_when_its_frames_run(world: World, reported: str) -> None:

@@ -68,6 +68,17 @@ def test_of_a_limit_of_machines_each_counts_once_and_those_whose_seat_is_given_b
     assert cli("limit", "list").words[1] == ["nuke", "3", "8", "5", "machines", "2", "1", "10m"]
 
 
+def test_a_reported_machine_counts_once_also_where_two_rows_of_a_host_have_its_name(
+    cli: Cli, make: Any, engine: Engine
+) -> None:
+    # given a machine that is reported and runs frames that started since, under a name with a domain and one without
+    make("HOST")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE host SET str_name = 'R01.other.example' WHERE str_name = 'r03'"))
+    (row,) = cli("limit", "list", "--json").json
+    assert (row["running"], row["settled"], row["pending"]) == (2, 2, 0)
+
+
 def test_of_a_limit_of_frames_licences_count_and_what_started_since(cli: Cli, make: Any) -> None:
     make("FRAME")
     (row,) = cli("limit", "list", "--json").json
