@@ -15,7 +15,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
-from opencue_sched.domain.caps import Caps, Headroom, Seats, Vertices, cores_left
+from opencue_sched.domain.caps import Caps, Headroom, Vertices, cores_left
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Demand, Search
 from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import Snapshot
@@ -145,22 +145,24 @@ def _limit(row: Row[Any], caps: VertexCaps | None) -> Headroom:
 
 def gpu_demands(backlog: BacklogFeed, snapshot: Snapshot) -> list[Demand]:
     """What waits for GPUs and may run, by what it needs: a pass must know of it before it gives the cores beside idle
-    GPUs away. Demand that cannot run is no demand: nothing is kept for frames over a cap, as far as is known, or for
-    those that only machines which hold a limit can start."""
+    GPUs away. Demand that cannot run is no demand: nothing is kept for frames over a cap, as far as is known. Frames
+    that only machines which hold a limit can start are demand for these machines."""
     left = cores_left(snapshot.subscriptions)
-    capped: tuple[Mapping[str, Headroom | Seats], ...] = (snapshot.limits, snapshot.seats)
-    frames = Counter[tuple[str, Search, frozenset[str]]]()
+    frames = Counter[tuple[str, Search, frozenset[str], frozenset[str] | None]]()
     for waiting in backlog.backlog.with_gpus(snapshot.now):
         job, layer, need = waiting.job, waiting.layer, waiting.need
         above = [snapshot.caps[key] for key in (job.id, job.folder_id) if key in snapshot.caps]
         full = any(caps.cores.left < need.cores or caps.gpus.left < need.gpus for caps in above) or any(
-            of[limit_id].left < 1 for limit_id in layer.limit_ids for of in capped if limit_id in of
+            snapshot.limits[limit_id].left < 1 for limit_id in layer.limit_ids if limit_id in snapshot.limits
         )
+        seats = [snapshot.seats[limit_id] for limit_id in layer.limit_ids if limit_id in snapshot.seats]
+        held = [of_limit.holding for of_limit in seats if of_limit.left < 1]
         open_allocs = frozenset(alloc for alloc, cores in left[job.show_id].items() if cores >= need.cores)
         if open_allocs and not full and backlog.may_book(job.show_id):
             search = Search.of(job, layer, need, tuple(sorted(layer.tags)))
-            frames[job.facility_id, search, open_allocs] += waiting.frames
-    return [Demand(facility_id, search, allocs, count) for (facility_id, search, allocs), count in frames.items()]
+            only = frozenset.intersection(*held) if held else None
+            frames[job.facility_id, search, open_allocs, only] += waiting.frames
+    return [Demand(facility, search, allocs, count, only) for (facility, search, allocs, only), count in frames.items()]
 
 
 def search_of(row: Row[Any], tags: Iterable[str]) -> Search:

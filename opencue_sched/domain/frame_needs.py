@@ -79,6 +79,8 @@ class Demand:
     search: Search
     alloc_ids: frozenset[str]
     frames: int
+    only: frozenset[str] | None = None
+    """The ids of the hosts that alone may take the frames: they hold the limits whose seats are all taken."""
 
     def need_on(self, host: Host) -> Resources | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
@@ -86,6 +88,7 @@ class Demand:
         least = least_cores(search, host)
         could_take = (
             host.facility_id == self.facility_id
+            and (self.only is None or host.id in self.only)
             and host.alloc_id in self.alloc_ids
             and not host.tags.isdisjoint(search.tags)
             and (not search.os_name or search.os_name in host.os_names)

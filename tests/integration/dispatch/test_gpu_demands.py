@@ -13,10 +13,12 @@ from opencue_sched.dispatch.headroom import gpu_demands, read_snapshot
 from opencue_sched.domain.frame_needs import Demand
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.placement.policies.admissions import kept_for_gpus
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from tests.kit.limits import set_type
 from tests.kit.passes import Passes, passes
+from tests.kit.plans import hosts_of
 
 
 @pytest.fixture
@@ -84,22 +86,34 @@ def test_demand_that_cannot_run_is_no_demand(here: Passes, engine: Engine, chang
     assert demands(here) == []
 
 
-def test_frames_that_can_get_no_seat_are_no_demand(here: Passes, engine: Engine) -> None:
+def test_frames_under_a_limit_of_machines_are_demand_for_those_that_can_take_a_seat(
+    here: Passes, engine: Engine
+) -> None:
     # given a limit of which a machine without GPUs holds one, and frames under it that wait for GPUs
     with engine.begin() as connection:
         farm = Farm(connection)
         limit = farm.limit("nuke", 2)
         set_type(connection, limit, "HOST")
-        job = farm.job([LayerSpec(frames=1, limits=[limit]), LayerSpec(frames=2, gpus=1, limits=[limit])])
-        farm.run(job.layers[0].frames, farm.host())
-    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
-    assert [demand.frames for demand in demands(here)] == [2]
+        job = farm.job([LayerSpec(frames=2, limits=[limit]), LayerSpec(frames=2, gpus=1, limits=[limit])])
+        with_gpus = [farm.host(name=name, gpus=1, gpu_memory_gb=8) for name in ("gpu1", "gpu2")]
+        farm.run(job.layers[0].frames[:1], farm.host(name="holder"))
 
+    def kept() -> list[str]:
+        load_caps(engine, here.runner.ledger, [keys.limit(limit)])
+        found = demands(here)
+        with engine.connect() as connection:
+            return sorted(host.name for host in hosts_of(connection) if kept_for_gpus(found, host).cores)
+
+    assert kept() == ["gpu1", "gpu2"]
     # when no other machine may hold it, then nothing is kept for them
     with engine.begin() as connection:
         connection.execute(text("UPDATE limit_record SET int_max_value = 1"))
-    load_caps(engine, here.runner.ledger, [keys.limit(limit)])
-    assert demands(here) == []
+    assert kept() == []
+    # and when one with GPUs is the last that may, there alone.
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_max_value = 2"))
+        Farm(connection).run(job.layers[0].frames[1:], with_gpus[0])
+    assert kept() == ["gpu1"]
 
 
 def test_a_quarantined_job_waits_for_no_gpus(here: Passes, engine: Engine) -> None:
