@@ -9,7 +9,9 @@
 local function machines_refuse(limit, machine, running, threshold, maximum, after)
   local key, holding = 'acct:limit:' .. limit .. '@', 'acct:machines:' .. limit
   local others, bound = holding .. ':others', '(' .. (after ~= '' and after or 0)
-  local unknown = running - (call('HGET', key, 'int_running') or 0)
+  -- Entries of when it counted frames, of which the machine is not known, know since when they run.
+  local dated = try('ZCARD', 'acct:started:' .. limit)
+  local unknown = running - (call('HGET', key, 'int_running') or 0) + (type(dated) == 'number' and dated or 0)
   local use = call('ZCOUNT', holding, bound, '+inf') + call('SCARD', others) + math.max(0, unknown)
   if use < threshold then return end
   -- A machine that holds it by both is one, and this one, left in the set by a worker of the release before, is no other.
@@ -50,8 +52,11 @@ end
 
 -- A limit of frames is used by the tokens that are reported, and by younger frames.
 local function frames_refuse(limit, running, most, settled, after)
+  -- Entries of when it counted machines are counted as known, and are not among the starts.
+  local started = 'acct:started:' .. limit
   local known = tonumber(call('HGET', 'acct:limit:' .. limit .. '@', 'int_running') or 0)
-  local pending = math.min(known, call('ZCOUNT', 'acct:started:' .. limit, '(' .. after, '+inf'))
+  known = math.min(known, call('ZCARD', started))
+  local pending = math.min(known, call('ZCOUNT', started, '(' .. after, '+inf'))
   local use = settled + pending + math.max(0, running - known)
   return use >= most and use or nil
 end

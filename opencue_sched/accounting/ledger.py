@@ -29,6 +29,7 @@ from opencue_sched.accounting.damage import raise_if_damaged
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import LEDGER_KEYS, Booking, EntryState, Record, VertexCaps
 from opencue_sched.accounting.seats import (
+    READS_OF_FRAMES,
     READS_OF_MACHINES,
     Read,
     Settling,
@@ -226,13 +227,14 @@ class Ledger:
         """How many frames may run under limits of frames that are more than their maximum, and how many do: as
         ``seats`` tells it of machines. ``limits``: how many may (-1: any number) and name by id."""
         now, found = self._read_at([read for limit_id in limits for read in reads_of_frames(limit_id)])
-        fields, known = found[::2], found[1::2]
-        starts = self._read_at([read_of_starts(*pair) for pair in zip(limits, fields, strict=True)])[1]
-        headroom = {}
-        answers = zip(limits.items(), fields, known, starts, strict=True)
-        for (limit_id, (most, name)), of_limit, with_start, started in answers:
+        starts = self._read_at([read_of_starts(*pair) for pair in zip(limits, found[::READS_OF_FRAMES], strict=True)])[
+            1
+        ]
+        answers, headroom = iter(found), {}
+        for (limit_id, (most, name)), started in zip(limits.items(), starts, strict=True):
+            of_limit = iter([next(answers) for _ in range(READS_OF_FRAMES)])
             with suppress(TypeError, ValueError):
-                headroom[limit_id] = headroom_of(of_limit, with_start, started, most, name, now)
+                headroom[limit_id] = headroom_of(of_limit, started, most, name, now)
         return headroom
 
     def _read_at(self, reads: Sequence[Read]) -> tuple[int, list[Any]]:
@@ -251,13 +253,15 @@ class Ledger:
             for limit_id in limit_ids:
                 pipe.hmget(keys.limit(limit_id), "int_machines", "after", "int_running")
                 pipe.hget(keys.limit(f"{limit_id}@"), "int_running")
+                pipe.zcard(keys.started(limit_id))
             answers = iter(pipe.execute(raise_on_error=False))
         lacking = []
         for limit_id in limit_ids:
-            of_limit, known = next(answers), next(answers)
+            of_limit, known, dated = next(answers), next(answers), next(answers)
             with suppress(TypeError, ValueError):  # a damaged key: a recompute puts it right
                 machines, after, frames = of_limit
-                lacking += [limit_id] if (machines or after) and int(frames or 0) > int(known or 0) else []
+                saying = int(known or 0) - dated if machines else min(int(known or 0), dated)
+                lacking += [limit_id] if (machines or after) and int(frames or 0) > saying else []
         return lacking
 
     def follows_limits(self) -> bool:

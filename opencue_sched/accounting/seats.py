@@ -42,10 +42,11 @@ def reads_of_machines(limit_id: str) -> list[Read]:
         ["SMEMBERS", keys.past_machines(limit_id)],
         ["HMGET", keys.limit(limit_id), *fields],
         ["HGET", keys.limit(f"{limit_id}@"), "int_running"],
+        ["ZCARD", keys.started(limit_id)],
     ]
 
 
-READS_OF_MACHINES = 5
+READS_OF_MACHINES = 6
 
 
 def seats_of(
@@ -56,7 +57,7 @@ def seats_of(
     ``frames_on``: the counters of its machines. ``most``: the maximum that counts where the limit was never seeded.
     Raises TypeError and ValueError for a damaged key.
     """
-    since, others, past, fields, known = (next(answers) for _ in range(READS_OF_MACHINES))
+    since, others, past, fields, known, dated = (next(answers) for _ in range(READS_OF_MACHINES))
     if not (isinstance(since, list) and isinstance(others, set) and isinstance(past, set) and isinstance(fields, list)):
         raise TypeError("a key of a limit is damaged")
     running, stored_most, stored, opens_at, after = fields
@@ -66,7 +67,8 @@ def seats_of(
     booked = {machine: float(score) for machine, score in since}
     holding = {machine for machine, score in booked.items() if score > 0 and frames_on.get(machine, 0) > 0}
     young = {machine for machine, score in booked.items() if score > bound}
-    use = len(young | others) + max(0, int(running or 0) - int(str(known or 0)))
+    of_frames = dated if isinstance(dated, int) else 0
+    use = len(young | others) + max(0, int(running or 0) - int(str(known or 0)) + of_frames)
     holders = holding | others | past
     if threshold < 0 or (opens_at and int(opens_at) < redis_seconds):
         return Seats(frozenset(holders), math.inf, name)
@@ -82,7 +84,14 @@ def seats_of(
 def reads_of_frames(limit_id: str) -> list[Read]:
     """What is asked of a limit of frames that is more than its maximum, first."""
     fields = ("int_running", "int_frames", "int_settled", "opens_at", "after")
-    return [["HMGET", keys.limit(limit_id), *fields], ["HGET", keys.limit(f"{limit_id}@"), "int_running"]]
+    return [
+        ["HMGET", keys.limit(limit_id), *fields],
+        ["HGET", keys.limit(f"{limit_id}@"), "int_running"],
+        ["ZCARD", keys.started(limit_id)],
+    ]
+
+
+READS_OF_FRAMES = 3
 
 
 def read_of_starts(limit_id: str, fields: object) -> Read:
@@ -91,13 +100,14 @@ def read_of_starts(limit_id: str, fields: object) -> Read:
     return ["ZCOUNT", keys.started(limit_id), f"({after or 0}", "+inf"]
 
 
-def headroom_of(fields: object, known: object, started: object, most: int, name: str, redis_seconds: int) -> Headroom:
-    """The headroom of a limit, from what was read of it. ``most``: the maximum that counts where the limit was never
-    seeded. Raises TypeError and ValueError for a damaged key."""
+def headroom_of(answers: Iterator[object], started: object, most: int, name: str, redis_seconds: int) -> Headroom:
+    """The headroom of a limit, from what was read of it first, and then. ``most``: the maximum that counts where the
+    limit was never seeded. Raises TypeError and ValueError for a damaged key."""
+    fields, known, dated = (next(answers) for _ in range(READS_OF_FRAMES))
     if not isinstance(fields, list):
         raise TypeError("a key of a limit is damaged")
     running, frames, settled, opens_at, _ = fields
-    counted, with_start = int(running or 0), int(str(known or 0))
+    counted, with_start = int(running or 0), min(int(str(known or 0)), int(str(dated)))
     use = int(settled or 0) + min(with_start, int(str(started))) + max(0, counted - with_start)
     threshold = int(frames) if frames else most
     if threshold < 0 or (opens_at and int(opens_at) < redis_seconds):

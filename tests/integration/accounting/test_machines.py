@@ -626,6 +626,35 @@ def test_frames_are_used_by_what_is_reported_and_by_what_it_need_not_show(world:
     assert may_book(world, reported, *["r1"] * 7) == [True] * 6 + [False]
 
 
+@pytest.mark.parametrize("before", ["FRAME", "HOST"])
+def test_a_reported_limit_that_counts_something_else_now_counts_at_once(
+    world: World, reported: str, before: str
+) -> None:
+    # given a limit of five of which an artist has one, by a report, and three frames of ours that have started since
+    world.sql("UPDATE limit_record SET int_max_value = 5")
+    become(world, reported, before)
+    world.run(3)
+    note(world)
+    say(world, reported, "artist")
+    world.recompute()
+    # when it is to count machines, or frames, then its frames count for one each until their layer is read,
+    after = "HOST" if before == "FRAME" else "FRAME"
+    become(world, reported, after)
+    assert may_book(world, reported, "r1", "r2") == [True, False]
+    if after == "HOST":
+        assert world.ledger.seats({reported: (5, "nuke")})[reported].left == 1
+    else:
+        assert world.ledger.reported_frames({reported: (5, "nuke")})[reported].left == 1
+    # which is known to be necessary, and after that as they are to be counted.
+    assert world.ledger.limits_lacking_machines([reported]) == [reported]
+    follow_layers(world.engine, world.ledger, [world.job.layers[0].id])
+    assert world.ledger.limits_lacking_machines([reported]) == []
+    assert may_book(world, reported, *["r1", "r2", "r3", "r4"]) == (
+        [True] * 3 + [False] if after == "HOST" else [True] + [False] * 3
+    )
+    world.exact()
+
+
 def test_young_frames_of_other_shows_count_beside_a_report(world: World, reported: str) -> None:
     world.sql("UPDATE limit_record SET int_max_value = 4")
     with world.engine.begin() as connection:
