@@ -35,7 +35,7 @@ _LIMIT_COLUMNS = Columns(
     Column("settled", "Settled", lambda limit: limit.settled if limit.reported_at else None),
     Column("pending", "Pending", lambda limit: limit.pending if limit.reported_at else None),
     Column("report_age", "Report", show=duration_text),
-    Column("open", "Open", why_open),
+    Column("open", "Open", why_open, importance=HIGH),
     *map(Column, ("frames", "machines", "enforcement", "reported_at", "report_source")),
     Column("ttl", show=duration_text),
     *map(Column, ("exit_status", "delay_minutes", "auto_tag")),

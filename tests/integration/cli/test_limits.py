@@ -12,6 +12,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
 from tests.kit.limits import before_v49, has_types, report_held, set_type
+from tests.kit.terminal import on_terminal
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -119,6 +120,14 @@ def test_a_limit_whose_report_is_too_old_is_said_to_be_open(cli: Cli, make: Any,
     make(limit_type, ", int_report_ttl = 300, int_max_value = 1")
     (row,) = cli("limit", "list", "--json").json
     assert (row["open"], row["left"]) == ("no report for 5m", None)
+
+
+def test_why_a_limit_is_open_has_room_on_a_terminal_of_100_columns(make: Any) -> None:
+    # given a limit with a long name, a soft value and a report that is too old: more than fits into a line
+    make("HOST", ", int_report_ttl = 60, int_soft_value = 4, str_name = 'houdini-engine-for-batch-renders'")
+    with on_terminal(["limit", "list"], columns=100) as (terminal, _):
+        terminal.shows("no report for 60s")
+    assert not terminal.overrun
 
 
 def test_a_limit_is_kept_by_its_frames_and_not_by_artists(cli: Cli, build: Build) -> None:
