@@ -21,8 +21,9 @@ class HostInbox:
     """Mail that waits to be handled by ``serve``, which gets hosts, each with what `put` was given: of each kind the
     latest. Thread-safe.
 
-    Up to ``together`` hosts are served at once, in the order they began to wait; what reaches a thread alone waits
-    ``gather_seconds`` for more. A host is served by one of the ``threads`` at a time. What ``serve`` raises is logged.
+    Up to ``together`` hosts are served at once, in the order they began to wait. Where fewer wait, one of the
+    ``threads`` gives them ``gather_seconds`` to become more; another takes them as soon as they are enough. A host is
+    served by one thread at a time. What ``serve`` raises is logged.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class HostInbox:
         self._serve = serve
         self._together = together
         self._gather_seconds = gather_seconds
-        # What waits, which hosts are being served, and the threads: under the condition's lock.
+        # What waits, whether a thread waits for more, which hosts are being served, and the threads: under the
+        # condition's lock.
         self._wake = threading.Condition()
         self._mail: dict[str, dict[str, Any]] = {}
+        self._gathering = False
         self._served: set[str] = set()
         self._names = [f"{name}-{number}" for number in range(threads)]
         self._threads: list[threading.Thread] = []
@@ -59,7 +62,8 @@ class HostInbox:
                 self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in self._names]
                 for thread in self._threads:
                     thread.start()
-            self._wake.notify()
+            if self._is_to_take():
+                self._wake.notify()
             return True
 
     def close(self) -> None:
@@ -84,16 +88,26 @@ class HostInbox:
         """The hosts that have waited longest and are not being served. Empty: closed."""
         while not self._closed.is_set():
             with self._wake:
-                self._wake.wait_for(lambda: self._closed.is_set() or self._free(1))
-                few = len(self._mail) < self._together
-            if few and self._gather_seconds:
+                self._wake.wait_for(lambda: self._closed.is_set() or (self._is_to_take() and self._free(1)))
+                gathers = self._gather_seconds > 0 and len(self._mail) < self._together
+                self._gathering |= gathers
+            if gathers:
                 self._closed.wait(self._gather_seconds)
             with self._wake:
+                if gathers:
+                    self._gathering = False
+                names = self._free(self._together)
+                if self._mail.keys() - names:
+                    self._wake.notify()
                 # Another thread may have taken them meanwhile.
-                if not self._closed.is_set() and (names := self._free(self._together)):
+                if not self._closed.is_set() and names:
                     self._served.update(names)
                     return [(name, self._mail.pop(name)) for name in names]
         return []
+
+    def _is_to_take(self) -> bool:
+        """Whether a thread that has nothing to do is to take what waits, or to wait for more of it."""
+        return not self._gathering or len(self._mail) >= self._together
 
     def _free(self, most: int) -> list[str]:
         return list(islice((name for name in self._mail if name not in self._served), most))

@@ -118,6 +118,23 @@ def test_a_host_that_reports_alone_waits_for_others_to_be_served_with() -> None:
         desk.over()
 
 
+def test_one_thread_waits_for_more_and_another_takes_them_once_there_is_enough() -> None:
+    # given two threads, and two hosts that wait for a third
+    desk = Desk(threads=2, together=3, gather_seconds=60.0)
+    try:
+        for name in ("a", "b"):
+            desk.put_status(name, 0)
+        # when it reports, then all three are served together, and at once
+        desk.put_status("c", 0)
+        eventually(lambda: desk.batches == [["a", "b", "c"]])
+        # and those behind them again wait for more
+        desk.put_status("d", 0)
+        desk.over()
+        assert desk.batches == [["a", "b", "c"]]
+    finally:
+        desk.over()
+
+
 def test_what_serving_raises_ends_neither_the_thread_nor_the_turn_of_the_host() -> None:
     failures = [RuntimeError("unforeseen")]
     served: list[str] = []
