@@ -279,7 +279,8 @@ class HostReports:
                 owned.append((frame, row))
                 # When it began says the database: its start_time is in milliseconds or, by some RQDs, in seconds, of
                 # the clock of a worker or of the host.
-                reason = overdue(row, row.run_seconds, self.silences.seconds(report.host.name, frame))
+                if row.timeout_minutes or row.timeout_llu_minutes:
+                    reason = overdue(row, row.run_seconds, self.silences.seconds(report.host.name, frame))
             elif age < SETTLED_SECONDS:
                 continue
             if reason:

@@ -25,6 +25,7 @@ from opencue_sched.settings import Release
 from opencue_sched.store.limit_bindings import LicenceShortage
 from opencue_sched.store.procs import Run
 from opencue_sched.store.release import FrameStop
+from opencue_sched.store.reported_runs import ReportedRun
 
 NO_RETRY_RUN_TIME_SECONDS = 12 * 3600
 """A frame that ran longer than this and failed is not tried again."""
@@ -249,7 +250,7 @@ def is_host_failure(report: CompletedFrame, run: Run, *, now: float) -> bool:
     return not killed and not overdue(run, run_seconds, report.silent_seconds)
 
 
-def overdue(run: Run, run_seconds: float, silent_seconds: float) -> str:
+def overdue(run: Run | ReportedRun, run_seconds: float, silent_seconds: float) -> str:
     """Why a frame that has run for so long is over its layer's time limits; empty when it is not.
 
     ``silent_seconds``: how long its log has shown the same time. No log is silent for longer than its run.

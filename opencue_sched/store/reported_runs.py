@@ -7,9 +7,9 @@ skipped (SKIP LOCKED) and written by the next report.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.store import frame_memory
 from opencue_sched.store.arrays import numbers, texts
@@ -156,9 +156,31 @@ _GROW = text(
     """
 )
 
-ReportedRun = Row[Any]
-"""What the database knows about one (proc id, frame id) that a host reports: columns of `procs.Run`, and what the layer
-asks for. ``other_host_name`` is empty where the proc is one of that host's."""
+
+class ReportedRun(NamedTuple):
+    """What the database knows about one (proc id, frame id) that a host reports: columns of `procs.Run`, and what the
+    layer asks for, in the order of the statement that reads them. Read many times each, which of a row costs more."""
+
+    proc_id: str
+    host_id: str
+    other_host_name: str
+    """The host that has the proc; empty where that is the one which reports."""
+    proc_frame_id: str
+    memory_reserved_kb: int
+    local: bool
+    frame_id: str
+    layer_id: str
+    job_id: str
+    frame_state: str
+    frame_age: float
+    run_seconds: float
+    owner_proc_id: str
+    owner_host_id: str
+    owner_age: float
+    job_state: str
+    timeout_minutes: int
+    timeout_llu_minutes: int
+    layer_memory_kb: int
 
 
 def read_reported(connection: Connection, runs: Sequence[tuple[str, str, str]]) -> Sequence[ReportedRun]:
@@ -166,7 +188,8 @@ def read_reported(connection: Connection, runs: Sequence[tuple[str, str, str]]) 
     if not runs:
         return ()
     procs, frames, hosts = map(texts, zip(*runs, strict=True))
-    return connection.execute(_READ_REPORTED, {"procs": procs, "frames": frames, "hosts": hosts}).all()
+    found = connection.execute(_READ_REPORTED, {"procs": procs, "frames": frames, "hosts": hosts})
+    return [ReportedRun._make(row) for row in found]
 
 
 def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_raise: int) -> None:
