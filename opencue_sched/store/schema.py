@@ -33,7 +33,7 @@ Origin = Literal["opencue-sched", "cuebot"]
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
 
-REVISION = "0024"
+REVISION = "0025"
 """The revision that this program's migrations lead to. Migrations only add, so it works with any later one as well."""
 
 TABLE_LOCK_SECONDS = 20.0

@@ -73,8 +73,8 @@ CREATE TRIGGER update_frame_wait_to_dep BEFORE UPDATE ON frame FOR EACH ROW
     EXECUTE FUNCTION trigger__update_frame_wait_to_dep();
 
 -- The two AFTER triggers run once a statement. Old and new rows meet by grouping on the id, and other tables are
--- reached one key at a time: the plan of a join would be made for the first statement of a session, often of one
--- frame, and kept for thousands.
+-- reached by their keys: the plan of a join would be made for the first statement of a session, often of one frame, and
+-- kept for thousands. Most updates are reports of what runs, and change no state: they have nothing aggregated.
 
 -- Frames counted by state, per layer and per job. Frames that leave SETUP are not counted: whoever activates a job
 -- writes the first counts. All layer_stat rows come first, then all job_stat rows, each in id order, so that two
@@ -83,6 +83,10 @@ CREATE FUNCTION trigger__update_frame_status_counts() RETURNS trigger LANGUAGE p
 DECLARE
     d RECORD;
 BEGIN
+    IF NOT EXISTS (SELECT FROM after WHERE str_state <> 'RUNNING')
+        AND NOT EXISTS (SELECT FROM before WHERE str_state <> 'RUNNING') THEN
+        RETURN NULL;
+    END IF;
     FOR d IN
         WITH change AS (
             SELECT max(pk_layer) AS pk_layer, max(pk_job) AS pk_job, max(was) AS was, max(state) AS state,
@@ -148,59 +152,84 @@ CREATE TRIGGER update_frame_status_counts AFTER UPDATE ON frame
 -- it began (exit status 299). Values wider than their history column are cut to it, and a layer without history (made
 -- while it was off) gets none: history must not make a completion fail.
 -- The open run is looked up by its frame: a sum keeps the condition on it from the index of int_ts_stopped, by which
--- every running frame was read for each that ended. Plans are kept by sessions, and made while tables are small.
+-- every running frame was read for each that ended. Each statement is planned for what is there when it is run, and
+-- looks up row by row: a plan that is kept was made while tables were small.
 CREATE FUNCTION trigger__frame_history_open() RETURNS trigger LANGUAGE plpgsql
-    SET enable_seqscan = off AS $$
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    run RECORD;
+    started boolean := EXISTS (SELECT FROM after WHERE str_state = 'RUNNING')
+                       AND EXISTS (SELECT FROM before WHERE str_state <> 'RUNNING');
+    ended boolean := EXISTS (SELECT FROM before WHERE str_state = 'RUNNING')
+                     AND EXISTS (SELECT FROM after WHERE str_state <> 'RUNNING');
 BEGIN
-    IF EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY') THEN
+    IF NOT (started OR ended) OR EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY') THEN
         RETURN NULL;
     END IF;
-    FOR run IN
-        SELECT pk_frame, max(was) AS was, max(state) AS state,
-               max(pk_layer) AS pk_layer, max(pk_job) AS pk_job, max(str_name) AS str_name, max(str_host) AS str_host,
-               max(int_cores) AS int_cores, max(int_mem_reserved) AS int_mem_reserved, max(int_gpus) AS int_gpus,
-               max(int_gpu_mem_reserved) AS int_gpu_mem_reserved, max(int_exit_status) AS int_exit_status,
-               max(int_mem_max_used) AS int_mem_max_used, max(int_gpu_mem_max_used) AS int_gpu_mem_max_used
+    IF started THEN
+        INSERT INTO frame_history
+            (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
+             int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
+        SELECT run.pk_frame, run.pk_layer, run.pk_job, run.str_name, 'RUNNING', run.int_cores,
+               run.int_mem_reserved, run.int_gpus, run.int_gpu_mem_reserved, left(run.str_host, 64), epoch(now()),
+               (SELECT pk_alloc FROM host WHERE str_name = run.str_host)
         FROM (
-            SELECT pk_frame, str_state AS was, NULL AS state, NULL AS pk_layer, NULL AS pk_job, NULL AS str_name,
-                   NULL AS str_host, NULL::integer AS int_cores, NULL::bigint AS int_mem_reserved,
-                   NULL::integer AS int_gpus, NULL::bigint AS int_gpu_mem_reserved, NULL::bigint AS int_exit_status,
-                   NULL::bigint AS int_mem_max_used, NULL::bigint AS int_gpu_mem_max_used
-            FROM before
-            UNION ALL
-            SELECT pk_frame, NULL, str_state, pk_layer, pk_job, str_name,
-                   str_host, int_cores, int_mem_reserved,
-                   int_gpus, int_gpu_mem_reserved, int_exit_status,
-                   int_mem_max_used, int_gpu_mem_max_used
-            FROM after
-        ) sides
-        GROUP BY pk_frame
-        HAVING max(was) <> max(state) AND 'RUNNING' IN (max(was), max(state))
-        ORDER BY pk_frame
-    LOOP
-        IF run.state = 'RUNNING' THEN
-            INSERT INTO frame_history
-                (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
-                 int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
-            SELECT run.pk_frame, run.pk_layer, run.pk_job, run.str_name, 'RUNNING', run.int_cores,
-                   run.int_mem_reserved, run.int_gpus, run.int_gpu_mem_reserved, left(run.str_host, 64), epoch(now()),
-                   (SELECT pk_alloc FROM host WHERE str_name = run.str_host)
-            FROM layer_history
-            WHERE pk_layer = run.pk_layer;
-        ELSIF run.int_exit_status = 299 THEN
-            DELETE FROM frame_history WHERE pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
-        ELSE
-            UPDATE frame_history
-            SET int_mem_max_used = run.int_mem_max_used,
-                int_gpu_mem_max_used = run.int_gpu_mem_max_used,
-                int_ts_stopped = epoch(now()),
-                int_exit_status = least(greatest(run.int_exit_status, -32768), 32767),
-                int_checkpoint_count = CASE WHEN run.state = 'CHECKPOINT' THEN 1 ELSE 0 END
-            WHERE pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
+            SELECT pk_frame, max(pk_layer) AS pk_layer, max(pk_job) AS pk_job, max(str_name) AS str_name,
+                   max(str_host) AS str_host, max(int_cores) AS int_cores, max(int_mem_reserved) AS int_mem_reserved,
+                   max(int_gpus) AS int_gpus, max(int_gpu_mem_reserved) AS int_gpu_mem_reserved
+            FROM (
+                SELECT pk_frame, NULL AS pk_layer, NULL AS pk_job, NULL AS str_name, NULL AS str_host,
+                       NULL::integer AS int_cores, NULL::bigint AS int_mem_reserved, NULL::integer AS int_gpus,
+                       NULL::bigint AS int_gpu_mem_reserved
+                FROM before WHERE str_state <> 'RUNNING'
+                UNION ALL
+                SELECT pk_frame, pk_layer, pk_job, str_name, str_host, int_cores, int_mem_reserved, int_gpus,
+                       int_gpu_mem_reserved
+                FROM after WHERE str_state = 'RUNNING'
+            ) sides
+            GROUP BY pk_frame
+            HAVING count(*) = 2
+        ) run
+        JOIN layer_history ON layer_history.pk_layer = run.pk_layer
+        ORDER BY run.pk_frame;
+    END IF;
+    IF ended THEN
+        IF EXISTS (SELECT FROM after WHERE str_state <> 'RUNNING' AND int_exit_status = 299) THEN
+            DELETE FROM frame_history
+            USING (
+                SELECT pk_frame
+                FROM (
+                    SELECT pk_frame FROM before WHERE str_state = 'RUNNING'
+                    UNION ALL
+                    SELECT pk_frame FROM after WHERE str_state <> 'RUNNING' AND int_exit_status = 299
+                ) sides
+                GROUP BY pk_frame
+                HAVING count(*) = 2
+            ) run
+            WHERE frame_history.pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
         END IF;
-    END LOOP;
+        UPDATE frame_history
+        SET int_mem_max_used = run.int_mem_max_used,
+            int_gpu_mem_max_used = run.int_gpu_mem_max_used,
+            int_ts_stopped = epoch(now()),
+            int_exit_status = least(greatest(run.int_exit_status, -32768), 32767),
+            int_checkpoint_count = CASE WHEN run.state = 'CHECKPOINT' THEN 1 ELSE 0 END
+        FROM (
+            SELECT pk_frame, max(state) AS state, max(int_exit_status) AS int_exit_status,
+                   max(int_mem_max_used) AS int_mem_max_used, max(int_gpu_mem_max_used) AS int_gpu_mem_max_used
+            FROM (
+                SELECT pk_frame, NULL AS state, NULL::bigint AS int_exit_status, NULL::bigint AS int_mem_max_used,
+                       NULL::bigint AS int_gpu_mem_max_used
+                FROM before WHERE str_state = 'RUNNING'
+                UNION ALL
+                SELECT pk_frame, str_state, int_exit_status, int_mem_max_used, int_gpu_mem_max_used
+                FROM after WHERE str_state <> 'RUNNING' AND int_exit_status IS DISTINCT FROM 299
+            ) sides
+            GROUP BY pk_frame
+            HAVING count(*) = 2
+        ) run
+        WHERE frame_history.pk_frame = run.pk_frame AND int_ts_stopped + 0 = 0;
+    END IF;
     RETURN NULL;
 END
 $$;

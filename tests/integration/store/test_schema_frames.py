@@ -219,6 +219,49 @@ def test_a_run_taken_back_leaves_no_history(engine: Engine) -> None:
         assert [run.int_exit_status for run in _runs(connection, job.frames[0])] == [1]
 
 
+def test_one_statement_opens_closes_and_takes_back_runs_each_with_its_own_figures(engine: Engine) -> None:
+    with engine.begin() as connection:
+        # given frames of two layers of which some run
+        job = Farm(connection).job([LayerSpec(frames=4), LayerSpec(frames=2)])
+        starts, ends, taken_back, stays = job.frames[:2], job.frames[2:4], job.frames[4], job.frames[5]
+        _start(connection, [*ends, taken_back, stays])
+        # when some start, some end, one is taken back, and one goes on, all in one statement
+        moved = {
+            starts[0]: ("RUNNING", -1, 1),
+            starts[1]: ("RUNNING", -1, 2),
+            ends[0]: ("SUCCEEDED", 0, 30),
+            ends[1]: ("DEAD", 11, 40),
+            taken_back: ("WAITING", 299, 50),
+            stays: ("RUNNING", -1, 60),
+        }
+        connection.execute(
+            text(
+                "UPDATE frame SET str_state = moved.state, int_exit_status = moved.status, int_cores = moved.figure,"
+                " int_mem_max_used = moved.figure"
+                "  FROM unnest(CAST(:frames AS varchar[]), CAST(:states AS varchar[]), CAST(:statuses AS int[]),"
+                "              CAST(:figures AS int[])) moved (id, state, status, figure) WHERE pk_frame = moved.id"
+            ),
+            dict(zip(("states", "statuses", "figures"), map(list, zip(*moved.values(), strict=True)), strict=True))
+            | {"frames": list(moved)},
+        )
+        # then each has the run that is its own, and those that run are open
+        runs = {frame: _runs(connection, frame) for frame in moved}
+        assert [(len(runs[frame]), runs[frame][0].int_cores, runs[frame][0].int_ts_stopped) for frame in starts] == [
+            (1, 1, 0),
+            (1, 2, 0),
+        ]
+        assert [
+            (len(runs[frame]), runs[frame][0].int_exit_status, runs[frame][0].int_mem_max_used) for frame in ends
+        ] == [
+            (1, 0, 30),
+            (1, 11, 40),
+        ]
+        assert all(runs[frame][0].int_ts_stopped > 0 for frame in ends)
+        assert runs[taken_back] == []
+        assert [run.int_ts_stopped for run in runs[stays]] == [0]
+        _assert_counters_true(connection, job)
+
+
 def test_disabled_history_writes_none(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO config (pk_config, str_key) VALUES ('off', 'DISABLE_HISTORY')"))
