@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,9 +24,10 @@ from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
-GATHER_SECONDS = 0.01
-"""How long completions wait for others, while fewer than MOST_TOGETHER do, to be applied with them: a transaction of
-few costs as much planning, and as many messages, as one of many."""
+SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS = 0.01, 0.05
+"""How long completions wait for others, while fewer than MOST_TOGETHER do, to be applied with them: as long as those
+before them took, within these bounds. A transaction of few costs as much planning, and as many messages, as one of
+many; so where they come fast, more are applied together, and what each costs falls."""
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 
@@ -92,7 +94,9 @@ class CompletionBatcher:
 
     def _run(self) -> None:
         retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
-        while not self._give_up.is_set() and (batch := self._next(together)):
+        gather_seconds = SHORTEST_GATHER_SECONDS
+        while not self._give_up.is_set() and (batch := self._next(together, gather_seconds)):
+            began = time.monotonic()
             try:
                 outcomes = self._apply([report for report, _ in batch])
             except Exception as error:
@@ -106,6 +110,7 @@ class CompletionBatcher:
                     self._queue.rotate(-len(batch))
                 continue
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+            gather_seconds = min(max(SHORTEST_GATHER_SECONDS, time.monotonic() - began), LONGEST_GATHER_SECONDS)
             with self._wake:
                 for (_, done), outcome in zip(batch, outcomes, strict=True):
                     self._queue.popleft()
@@ -116,12 +121,12 @@ class CompletionBatcher:
                     else:
                         done.set_result(outcome)
 
-    def _next(self, together: int) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
+    def _next(self, together: int, gather_seconds: float) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
         """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._stopping)
             few = len(self._queue) < together
         if few:
-            self._give_up.wait(GATHER_SECONDS)
+            self._give_up.wait(gather_seconds)
         with self._wake:
             return list(itertools.islice(self._queue, together))
