@@ -226,6 +226,26 @@ def test_a_completion_that_waits_outlives_the_age_of_its_connection(
     assert view.procs() == []
 
 
+def test_a_completion_whose_caller_has_gone_is_applied_and_harms_no_other(
+    view: FarmView, stub: Any, service: ReportService
+) -> None:
+    # given completions that wait for frames which somebody has locked, together
+    run = start(view, LayerSpec(frames=3), running=3, cores=0.5, memory_gb=0.5)
+    with view.engine.connect() as somebody:
+        somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
+        calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=60) for index in range(2)]
+        eventually(lambda: service.completions.waiting == 2)
+        view.wait_for_waiters(1)
+        # when one RQD goes away before it is answered
+        calls[0].cancel()
+        somebody.rollback()
+    # then both are applied, the other is answered, and so is the next
+    calls[1].result()
+    stub.ReportRunningFrameCompletion(completion(run, 2), timeout=20)
+    assert service.count["completion_applied"] == 3
+    assert view.states(run.frames) == ["SUCCEEDED"] * 3
+
+
 @pytest.mark.parametrize("field", ["resource_id", "frame_id"])
 @pytest.mark.parametrize("value", ["", "x" * 37, "a\0b"])
 def test_a_completion_without_ids_is_refused_by_field(stub: Any, field: str, value: str) -> None:
