@@ -44,7 +44,9 @@ FRAMES_OF_EACH = 8
 STATUSES_A_SECOND, COMPLETIONS_A_SECOND = 570, 1_000
 """What ten thousand RQDs send, each every 5 to 30 s, and the ends of frames beside that."""
 STATUS_REPORTS, COMPLETIONS, AGAIN = "status reports", "completions", "after a restart"
-_SENDERS = 64
+_REPORTS_AT_ONCE, _ENDS_AT_ONCE = 64, 256
+"""Calls under way. A status report is answered before it is handled; of ends, half wait while the others are committed,
+and of so many RQDs a few hundred do."""
 _HANDLED_SECONDS = 120.0
 _COUNTS_SECONDS = 11.0
 """After this long a session of PostgreSQL that does nothing has told what it counted."""
@@ -166,12 +168,12 @@ def _round(hosts: int, code: Path | None) -> dict[str, _Round]:
         rqds = _start_frames(bench, made, stubs)
         recompute(bench.engine, ledger, age_seconds=_AGE_SECONDS)
         # What a service, or a table, does for the first time is not measured.
-        _send(bench, [rqd.report for rqd in rqds])
+        _send(bench, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)
         counts = _Counts(bench)
-        rounds = {STATUS_REPORTS: _measure(bench, counts, [rqd.report for rqd in rqds])}
+        rounds = {STATUS_REPORTS: _measure(bench, counts, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)}
         ends = [_ending(rqd, run) for rqd in rqds for run in rqd.runs]
         rounds |= _measure_both(bench, counts, rqds, ends[: len(ends) // 2])
-        rounds[COMPLETIONS] = _measure(bench, counts, ends[len(ends) // 2 :])
+        rounds[COMPLETIONS] = _measure(bench, counts, ends[len(ends) // 2 :], _ENDS_AT_ONCE)
         rounds[AGAIN] = _measure_restart(bench, port, rqds)
     return rounds
 
@@ -255,20 +257,20 @@ class _Counts:
         return counts
 
 
-def _send(bench: Workbench, sends: Sequence[Callable[[], None]]) -> list[float]:
-    """Send it all, many hosts at once, and wait until the service has counted as many events; how long each answer
+def _send(bench: Workbench, sends: Sequence[Callable[[], None]], at_once: int) -> list[float]:
+    """Send it all, so many hosts at once, and wait until the service has counted as many events; how long each answer
     took."""
     handled_before = _handled(bench)
-    with ThreadPoolExecutor(_SENDERS) as senders:
+    with ThreadPoolExecutor(at_once) as senders:
         answers = list(senders.map(_timed, sends))
     _wait_for(bench, handled_before + len(sends))
     return answers
 
 
-def _measure(bench: Workbench, counts: _Counts, sends: Sequence[Callable[[], None]]) -> _Round:
+def _measure(bench: Workbench, counts: _Counts, sends: Sequence[Callable[[], None]], at_once: int) -> _Round:
     processes = bench.processes()
     cpu_before, began = read(processes), time.monotonic()
-    answers = _send(bench, sends)
+    answers = _send(bench, sends, at_once)
     seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
     memory = resident_mb(processes[_SERVICE][0])
     return _Round(len(sends), seconds, 1000 * median(answers), cpu, counts.since_last(), memory)
@@ -289,8 +291,8 @@ def _measure_both(
             yield rqd.report
 
     with ThreadPoolExecutor(2) as both:
-        statuses = both.submit(_paced, reports(), STATUSES_A_SECOND)
-        ended = _paced(ends, COMPLETIONS_A_SECOND)
+        statuses = both.submit(_paced, reports(), STATUSES_A_SECOND, _REPORTS_AT_ONCE)
+        ended = _paced(ends, COMPLETIONS_A_SECOND, _ENDS_AT_ONCE)
         over.set()
         reported = statuses.result()
     sent = time.monotonic() - began
@@ -310,14 +312,14 @@ def _measure_restart(bench: Workbench, port: int, rqds: Sequence[_Rqd]) -> _Roun
     _start_service(bench, port, f"{_SERVICE}2")
     processes = bench.processes()
     cpu_before = read(processes)
-    answers = _send(bench, [rqd.report for rqd in rqds])
+    answers = _send(bench, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)
     seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
     memory = resident_mb(processes[_SERVICE][0])
     return _Round(len(rqds), seconds, 1000 * median(answers), cpu, Counter(), memory)
 
 
-def _paced(sends: Any, rate: float) -> list[float]:
-    """Send so many a second, or as many as are answered; how long each answer took."""
+def _paced(sends: Any, rate: float, at_once: int) -> list[float]:
+    """Send so many a second, or as many as are answered with so many at once; how long each answer took."""
     began = time.monotonic()
 
     def all_sends() -> Iterator[Callable[[], None]]:
@@ -336,8 +338,8 @@ def _paced(sends: Any, rate: float) -> list[float]:
                 return answers
             answers.append(_timed(send))
 
-    with ThreadPoolExecutor(_SENDERS) as senders:
-        return [seconds for found in [senders.submit(sender) for _ in range(_SENDERS)] for seconds in found.result()]
+    with ThreadPoolExecutor(at_once) as senders:
+        return [seconds for found in [senders.submit(sender) for _ in range(at_once)] for seconds in found.result()]
 
 
 def _timed(send: Callable[[], None]) -> float:
