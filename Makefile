@@ -21,7 +21,7 @@ DEBIAN_POSTGRES := $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin)))
 # What asks PostgreSQL most: schema and migrations, commits, what waits, hosts, reservations, the accounting, completions.
 ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispatch/test_commit_*.py \
 	dispatch/test_caps_of_passes.py dispatch/test_what_may_run.py dispatch/test_backlog_faults.py dispatch/test_plan*.py \
-	dispatch/test_promises.py accounting/test_tables.py \
+	dispatch/test_reservations.py accounting/test_tables.py \
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
 	reports/test_completion.py reports/test_dependencies.py reports/test_reports_together.py \
 	reports/test_completions_together.py insight)

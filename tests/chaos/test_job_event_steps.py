@@ -23,8 +23,8 @@ from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.reports.job_events import send_events
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Events
-from tests.chaos.stepped_duty import DELIVERED
 from tests.chaos.stepped_pass import COMMIT
+from tests.chaos.stepped_task import DELIVERED
 from tests.chaos.wire import SCRIPTS
 from tests.kit.event_receiver import EventReceiver, event_receiver
 from tests.kit.runs import FarmView, Running, complete_frame
@@ -67,7 +67,7 @@ def dies(view: FarmView, receiver: EventReceiver, database_url, redis_server, re
         "OPENCUE_SCHED_REDIS_URL": redis_server.url,
         "OPENCUE_SCHED_EVENTS__URL": receiver.url,
     }
-    command = [sys.executable, "-m", "tests.chaos.stepped_duty"]
+    command = [sys.executable, "-m", "tests.chaos.stepped_task"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker:
 

@@ -40,7 +40,7 @@ def eventually(
 def soon_enough(attempt: Callable[[], float], most_seconds: float, *, tries: int = 3) -> list[float]:
     """What each attempt took, in seconds, up to the first that took less than ``most_seconds``; fails without one.
 
-    For bounds on time that are promised: what a machine does to one attempt it rarely does to all of them, and what the
+    For bounds on time that are stated: what a machine does to one attempt it rarely does to all of them, and what the
     product does it does to each. The attempts are made anew each time.
     """
     took: list[float] = []
@@ -53,7 +53,7 @@ def soon_enough(attempt: Callable[[], float], most_seconds: float, *, tries: int
 def all_but_one_soon(attempt: Callable[[], float], most_seconds: float, *, tries: int = 3) -> list[float]:
     """What each attempt took, in seconds; fails when a second one of ``tries`` takes ``most_seconds`` or more.
 
-    As soon_enough, for what is promised each time. No further attempt is made when it could change nothing.
+    As soon_enough, for what holds each time. No further attempt is made when it could change nothing.
     """
     took: list[float] = []
     while sum(seconds < most_seconds for seconds in took) < tries - 1:

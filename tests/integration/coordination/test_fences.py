@@ -1,4 +1,4 @@
-"""Fences and ticks in PostgreSQL: what they promise to each other, and that nobody who stops halfway is in the way."""
+"""Fences and ticks in PostgreSQL: what they keep for each other, and that nobody who stops halfway is in the way."""
 
 from __future__ import annotations
 

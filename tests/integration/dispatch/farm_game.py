@@ -244,7 +244,7 @@ class Game:
             if any(proc.pk_layer == hold.pk_layer for proc in procs):
                 continue
             wrong += [proc for proc in procs if not (hold.expected and proc.pk_layer in known)]
-            # Each found as much idle as was promised: at the best the largest came last.
+            # Each found as much idle as was reserved: at the best the largest came last.
             taken = sorted(proc.cores for proc in procs)[:-1]
             if procs and hold.idle - sum(taken) < hold.cores:
                 wrong += procs

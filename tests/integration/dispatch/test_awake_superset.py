@@ -129,13 +129,13 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         asleep = [cluster for cluster in clusters if cluster not in awake]
         missed = with_bookable_work(connection, asleep, facts)
         work = fetch_waiting_work(connection, None, facts, settle_window_seconds=120)
-        duty = begin_task(connection, "")
+        run = begin_task(connection, "")
 
         transaction.rollback()
     assert not missed
-    # nor does the task that keeps the promises miss what may wait for a hold
-    assert duty is not None
-    assert duty.needed or not work
+    # nor does the task that reserves hosts miss what may wait for one
+    assert run is not None
+    assert run.needed or not work
 
 
 def test_the_random_farms_do_have_clusters_with_work(engine: Engine, settings: Settings) -> None:

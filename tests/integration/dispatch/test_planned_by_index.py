@@ -1,7 +1,7 @@
 """How PostgreSQL plans statements without sequential scans: nothing in them has to scan a table all the same.
 
 A scan that cannot be avoided gets so high a cost that a server with a just-in-time compiler compiles the statement each
-time, and has no index where the planner was promised one.
+time, and has no index where the planner expected one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from opencue_sched.store import booking
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema, upgrade
 from tests.kit.plans import plan
-from tests.kit.promised import duty, with_queue
 from tests.kit.statements import rows_read
+from tests.kit.wide_farm import run_reservation_task, with_queue
 
 _DISABLED_COST = 1e10
 """What PostgreSQL before 18 adds to the cost of a node that is switched off; 18 says so of the node."""
@@ -115,8 +115,8 @@ def test_no_statement_without_sequential_scans_needs_one(
             book(connection, procs)
         with engine.begin() as connection:
             fetch_hosts_by_id(connection, sorted({proc.host.id for proc in procs}), 3600)
-        duty(engine, with_queue(settings, reservation_block_time=1e-6))
-        duty(engine, with_queue(settings, reservation_block_time=1e-6))
+        run_reservation_task(engine, with_queue(settings, reservation_block_time=1e-6))
+        run_reservation_task(engine, with_queue(settings, reservation_block_time=1e-6))
     # When it is explained where it was sent, on a full farm and on one without a row
     assert len(statements) > 20
     upgrade(empty_database_url)

@@ -24,8 +24,8 @@ from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.process import Process
 from tasks import maintenance
-from tests.kit.promised import WideFarm
 from tests.kit.tasks import run_task
+from tests.kit.wide_farm import WideFarm
 
 
 @pytest.fixture
@@ -129,13 +129,15 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     assert set(process.postings.posted()) > before
 
 
-def test_a_duty_that_grants_a_host_tells_every_cache(process: Process, engine: Engine, settings: Settings) -> None:
+def test_a_reservation_task_that_grants_a_host_tells_every_cache(
+    process: Process, engine: Engine, settings: Settings
+) -> None:
     farm = WideFarm.made(engine, settings)
     farm.blocked(settings.queue.reservation_block_time)
     process.changes.publish(["another"])
     cursor, _ = process.changes.since(None)
     assert run_task(maintenance.keep_promises, process)["granted"] == 1
-    assert process.changes.since(cursor)[1] == farm.holds().keys()
+    assert process.changes.since(cursor)[1] == farm.reservations().keys()
     cursor, _ = process.changes.since(cursor)
     farm.execute("UPDATE job SET b_paused = true WHERE pk_job = :job", job=farm.job)
     assert run_task(maintenance.keep_promises, process)["ended"] == 1

@@ -113,7 +113,7 @@ def _noting(sweep, asked, reports, **options):
 
 RECOMPUTE = "opencue_sched.accounting.recompute"
 RESEED = "opencue_sched.accounting.reseed_limits"
-PROMISES = "opencue_sched.maintenance.keep_promises"
+RESERVATION_TASK = "opencue_sched.maintenance.keep_promises"
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
         assert next(iter(run().values())) == ended
 
 
-@pytest.mark.parametrize(("task", "looks"), [(SWEEP, 0), (PROMISES, 0), (RESEED, 1)])
+@pytest.mark.parametrize(("task", "looks"), [(SWEEP, 0), (RESERVATION_TASK, 0), (RESEED, 1)])
 def test_the_record_is_read_for_what_does_more_than_its_fence_guards(process, task, looks):
     open_counters(process.client)
     with counted_statements(process.engine) as statements, message_of(task, fence=5, tick=7, tick_of="x@2") as run:

@@ -1,4 +1,4 @@
-"""Any order of plans, commits, losses, releases and overlapping reads: the cache never promises what is not there.
+"""Any order of plans, commits, losses, releases and overlapping reads: the cache never gives out what is not there.
 
 One process books on a database of two hosts. As long as only it books, each commit must find the idle it planned on,
 whatever reads were under way; and after everything has ended, one read shows exactly what the database has.
@@ -94,7 +94,7 @@ class Model:
     def commit(self, which: int) -> None:
         proc = self.pick(which, "planned")
         if proc is not None:
-            assert self.idle_in_database()[proc.host_id] >= proc.cores, "the host was promised twice"
+            assert self.idle_in_database()[proc.host_id] >= proc.cores, "the host was given out twice"
             proc.state = "committed"
 
     def hear_of_the_commit(self, which: int) -> None:
@@ -138,7 +138,7 @@ class Model:
     def check(self) -> None:
         idle = self.idle_in_database()
         for host_id, cores in self.visible().items():
-            assert cores <= idle[host_id] - self.cores_of(host_id, "planned"), f"{host_id} is promised twice"
+            assert cores <= idle[host_id] - self.cores_of(host_id, "planned"), f"{host_id} is given out twice"
 
 
 STEPS = [
@@ -158,7 +158,7 @@ STEPS = [
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), min_size=30, max_size=80))
-def test_the_cache_never_promises_what_is_not_there(steps: list[tuple[str, int]]) -> None:
+def test_the_cache_never_gives_out_what_is_not_there(steps: list[tuple[str, int]]) -> None:
     model = Model()
 
     for name, which in steps:

@@ -329,7 +329,7 @@ def test_the_owner_gets_what_has_drained_though_others_come_first():
     assert [proc.layer.id for proc in made.procs] == ["wide"]
 
 
-def test_frames_that_end_in_time_fill_a_drained_host_until_what_is_promised_is_touched():
+def test_frames_that_end_in_time_fill_a_drained_host_until_what_is_reserved_is_touched():
     held = make_host("h1", cores=16, reservation=reservation_of("wide", cores=12))
     made = plan_of(make_layer("short", frames=9, cores=4, run_seconds=60.0), hosts=[held])
-    assert len(made.procs) == 2, "of 16 idle cores 12 are promised: the third would find 8"
+    assert len(made.procs) == 2, "of 16 idle cores 12 are reserved: the third would find 8"

@@ -1,6 +1,6 @@
-"""The duty that grants holds, killed after each single thing it does, and what others find then.
+"""The reservation task, killed after each single thing it does, and what others find then.
 
-A wide layer is due for a host, another has one that is to be renewed, and a third hold has nobody behind it any more.
+A wide layer is due for a host, another has one that is to be renewed, and no layer needs a third reservation any more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.chaos.stepped_pass import COMMIT
 from tests.chaos.wire import SCRIPTS
 from tests.kit.passes import Passes, passes
 from tests.kit.polling import eventually
-from tests.kit.promised import WideFarm
+from tests.kit.wide_farm import WideFarm
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = 8
@@ -41,7 +41,7 @@ class Stage:
     cluster: Cluster
 
     def set_up(self) -> None:
-        """As it was before the duty, with nothing running on the first host, and every host heard of just now."""
+        """As it was before the task, with nothing running on the first host, and every host heard of just now."""
         farm = self.farm
         farm.execute("UPDATE host_stat SET ts_ping = now()")
         farm.execute("DELETE FROM opencue_sched_hold")
@@ -63,7 +63,7 @@ class Stage:
         )
 
     def dies(self, after: int) -> list[str]:
-        """What a duty had done when it died after so many things; one that has fewer to do goes to its end, as does
+        """What a task had done when it died after so many things; one that has fewer to do goes to its end, as does
         each with 0."""
         print(json.dumps({"die_after": after}), file=self.forker.stdin, flush=True)
         assert self.forker.stdout is not None
@@ -73,8 +73,8 @@ class Stage:
         assert answer["status"] == (-9 if died else 0), answer
         return done
 
-    def holds(self) -> dict[str, str]:
-        return {host: row.pk_layer for host, row in self.farm.holds().items()}
+    def reservations(self) -> dict[str, str]:
+        return {host: row.pk_layer for host, row in self.farm.reservations().items()}
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def stage(engine: Engine, settings: Settings, database_url, redis_server, redis_
         "OPENCUE_SCHED_REDIS_URL": redis_server.url,
         "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
     }
-    command = [sys.executable, "-m", "tests.chaos.stepped_duty"]
+    command = [sys.executable, "-m", "tests.chaos.stepped_task"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     ours = settings.model_copy(update={"rqd": settings.rqd.model_copy(update={"dry_run_mode": True})})
     with (
@@ -105,14 +105,14 @@ def stage(engine: Engine, settings: Settings, database_url, redis_server, redis_
         yield Stage(farm, worker, forker, renewed, cluster)
 
 
-def test_holds_are_granted_whole_or_not_at_all_and_kept_by_everybody_wherever_the_duty_dies(stage: Stage) -> None:
+def test_hosts_are_reserved_all_or_none_and_respected_wherever_the_task_dies(stage: Stage) -> None:
     farm = stage.farm
     stage.set_up()
-    before = stage.holds()
+    before = stage.reservations()
     done = stage.dies(0)
-    after = stage.holds()
+    after = stage.reservations()
     assert done.count(COMMIT) == 1
-    # Given what a whole duty does: one hold ended, one renewed, one granted.
+    # Given what a whole task does: one reservation ended, one renewed, one granted.
     (granted,) = after.keys() - before.keys()
     assert before.keys() - after.keys() == {farm.hosts[-2]}
     assert after[granted] == farm.wide
@@ -126,25 +126,25 @@ def test_holds_are_granted_whole_or_not_at_all_and_kept_by_everybody_wherever_th
             assert did.count(COMMIT) == 1
             break
         assert len(did) == step
-        # then either all of that holds or nothing,
-        left = stage.holds()
+        # then either all of it is done or nothing,
+        left = stage.reservations()
         assert left == (after if COMMIT in did else before), did
-        # others can keep the promises as soon as the server has noticed, and it becomes what it would have been,
+        # others can run the task as soon as the server has noticed, and it becomes what it would have been,
         assert eventually(lambda: farm.keep().kept)
-        assert stage.holds() == after, did
+        assert stage.reservations() == after, did
 
 
-def test_what_a_dead_duty_granted_is_kept_by_workers_that_nobody_told(stage: Stage) -> None:
+def test_what_a_dead_task_granted_is_respected_by_workers_that_nobody_told(stage: Stage) -> None:
     farm = stage.farm
     stage.set_up()
     done = stage.dies(0)
     stage.set_up()
-    # Given a worker that has read the hosts, and a duty that dies right after its COMMIT, before it could tell
+    # Given a worker that has read the hosts, and a task that dies right after its COMMIT, before it could tell
     stage.worker.runner.run([stage.cluster], alive=lambda: True)
-    before = stage.holds()
+    before = stage.reservations()
     stage.dies(done.index(COMMIT) + 1)
-    (granted,) = stage.holds().keys() - before.keys()
-    # when some frame of the held host ends, and the worker plans it with what the narrow layer needs,
+    (granted,) = stage.reservations().keys() - before.keys()
+    # when some frame of the reserved host ends, and the worker plans it with what the narrow layer needs,
     (ended,) = farm.rows("SELECT pk_proc, pk_frame FROM proc WHERE pk_host = :host LIMIT 1", host=granted)
     farm.execute("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame = :frame", frame=ended.pk_frame)
     farm.execute("DELETE FROM proc WHERE pk_proc = :proc", proc=ended.pk_proc)
@@ -164,4 +164,4 @@ def test_what_a_dead_duty_granted_is_kept_by_workers_that_nobody_told(stage: Sta
         stage.worker.runner.run([stage.cluster], alive=lambda: True)
     running = farm.rows("SELECT pk_layer FROM proc WHERE pk_host = :host ORDER BY ts_booked", host=granted)
     assert running[0].pk_layer == farm.wide
-    assert granted not in stage.holds()
+    assert granted not in stage.reservations()

@@ -1,4 +1,4 @@
-"""A hold is kept where the host's row is locked, whatever the plan knew of it."""
+"""A reservation is respected where the host's row is locked, whatever the plan knew of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from opencue_sched.store import reservations as store
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.plans import KB_PER_GB, assert_consistent, commit, hosts_of, proc_of, reasons
-from tests.kit.promised import WideFarm
+from tests.kit.wide_farm import WideFarm
 
 
 @pytest.fixture
 def farm(engine: Engine, settings: Settings) -> WideFarm:
-    """The first host is held and has drained, and is expected to be free in four minutes all the same."""
+    """The first host is reserved and has drained, and is expected to be free in four minutes all the same."""
     farm = WideFarm.made(engine, settings)
     farm.asks()
-    (held,) = farm.holds()
+    (reserved,) = farm.reservations()
     farm.execute("UPDATE opencue_sched_hold SET pk_host = :first", first=farm.hosts[0])
-    for host in {farm.hosts[0], held}:
+    for host in {farm.hosts[0], reserved}:
         farm.drained(host)
     farm.execute("UPDATE opencue_sched_hold SET free_at = clock_timestamp() + interval '4 minutes'")
     return farm
@@ -36,7 +36,7 @@ def farm(engine: Engine, settings: Settings) -> WideFarm:
 def planned(
     farm: WideFarm, layer: str, *, frames: int = 1, cores: int = 4, run_seconds: float | None = None
 ) -> list[PlannedProc]:
-    """Frames of the layer on the first host, in a plan that knows of no hold."""
+    """Frames of the layer on the first host, in a plan that knows of no reservation."""
     with farm.engine.connect() as connection:
         jobs = waiting_jobs(connection)
         host = replace(hosts_of(connection)[0], reservation=None)
@@ -46,21 +46,21 @@ def planned(
     return [proc_of(job, wanted, number, host, Resources(cores, KB_PER_GB)) for number in range(frames)]
 
 
-def hold_for(farm: WideFarm) -> Reservation:
+def reservation_for(farm: WideFarm) -> Reservation:
     with farm.engine.connect() as connection:
         begun = store.begin_task(connection, "")
     assert begun is not None
     return Reservation(farm.wide, farm.job, 12, KB_PER_GB, 0, begun.now + 600, begun.now)
 
 
-def test_a_booking_against_a_hold_is_lost(farm: WideFarm, settings: Settings) -> None:
+def test_a_booking_against_a_reservation_is_lost(farm: WideFarm, settings: Settings) -> None:
     result = commit(farm.engine, planned(farm, farm.narrow), settings)
     assert not result.committed
     ((_, error),) = result.lost
     assert isinstance(error, HostHeld)
     assert error.retriable
     assert reasons(result) == ["host_held"]
-    assert farm.holds()
+    assert farm.reservations()
     assert_consistent(farm.engine)
 
 
@@ -68,15 +68,15 @@ def test_a_booking_against_a_hold_is_lost(farm: WideFarm, settings: Settings) ->
 def test_what_ends_before_the_host_is_expected_free_may_use_what_has_drained(
     farm: WideFarm, settings: Settings, run_seconds: float, booked: int
 ) -> None:
-    # Twelve of sixteen cores are promised: after two frames of four, eight are idle, and the third is refused.
+    # Twelve of sixteen cores are reserved: after two frames of four, eight are idle, and the third is refused.
     result = commit(farm.engine, planned(farm, farm.narrow, frames=4, run_seconds=run_seconds), settings)
     assert len(result.committed) == booked
     assert set(reasons(result)) == {"host_held"}
-    assert farm.holds(), "it is still promised"
+    assert farm.reservations(), "it is still reserved"
     assert_consistent(farm.engine)
 
 
-def test_a_hold_that_ran_out_or_whose_layer_is_gone_keeps_nobody(farm: WideFarm, settings: Settings) -> None:
+def test_a_reservation_that_ran_out_or_whose_layer_is_gone_keeps_nobody(farm: WideFarm, settings: Settings) -> None:
     procs = planned(farm, farm.narrow, frames=2)
     farm.execute("UPDATE opencue_sched_hold SET until = clock_timestamp()")
     assert len(commit(farm.engine, procs[:1], settings).committed) == 1
@@ -84,46 +84,46 @@ def test_a_hold_that_ran_out_or_whose_layer_is_gone_keeps_nobody(farm: WideFarm,
     assert len(commit(farm.engine, procs[1:], settings).committed) == 1
 
 
-def test_the_transaction_that_books_the_owners_frame_ends_the_hold(farm: WideFarm, settings: Settings) -> None:
+def test_the_transaction_that_books_the_owners_frame_ends_the_reservation(farm: WideFarm, settings: Settings) -> None:
     result = commit(farm.engine, planned(farm, farm.wide, cores=12), settings)
     assert len(result.committed) == 1
-    assert not farm.holds()
+    assert not farm.reservations()
 
 
 def test_what_follows_the_owners_frame_in_its_plan_is_free(farm: WideFarm, settings: Settings) -> None:
     procs = [*planned(farm, farm.wide, cores=12), *planned(farm, farm.narrow)]
     assert len(commit(farm.engine, procs, settings).committed) == 2
-    assert not farm.holds()
+    assert not farm.reservations()
 
 
-def test_the_hold_of_an_owner_whose_booking_fails_stays(farm: WideFarm, settings: Settings) -> None:
+def test_the_reservation_of_an_owner_whose_booking_fails_stays(farm: WideFarm, settings: Settings) -> None:
     procs = planned(farm, farm.wide, cores=12)
     farm.execute("UPDATE frame SET int_version = int_version + 1 WHERE pk_layer = :wide", wide=farm.wide)
     assert reasons(commit(farm.engine, procs, settings)) == ["frame_lost"]
-    assert farm.holds()
+    assert farm.reservations()
 
 
-def test_a_frame_of_the_owner_elsewhere_leaves_the_hold(farm: WideFarm, settings: Settings) -> None:
+def test_a_frame_of_the_owner_elsewhere_leaves_the_reservation(farm: WideFarm, settings: Settings) -> None:
     procs = planned(farm, farm.wide, cores=12)
     farm.execute("UPDATE opencue_sched_hold SET pk_host = :second", second=farm.hosts[1])
     assert len(commit(farm.engine, procs, settings).committed) == 1
-    assert list(farm.holds()) == [farm.hosts[1]]
+    assert list(farm.reservations()) == [farm.hosts[1]]
 
 
 def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Settings) -> None:
-    """A booking that has the host's lock keeps it from being held; one that comes later sees the hold."""
+    """A booking that has the host's lock keeps it from being reserved; one that comes later sees the reservation."""
     farm.execute("DELETE FROM opencue_sched_hold")
     first = farm.hosts[0]
-    hold = hold_for(farm)
+    reservation = reservation_for(farm)
     with farm.engine.connect() as connection:
         facts = check_schema(connection)
     with farm.engine.begin() as books:
         booking.lock_frames(books, planned(farm, farm.narrow), facts)
         assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is None
         with farm.engine.begin() as grants:
-            assert store.grant_reservations(grants, {first: hold}) == frozenset()
+            assert store.grant_reservations(grants, {first: reservation}) == frozenset()
     with farm.engine.begin() as grants:
-        assert store.grant_reservations(grants, {first: hold}) == {first}
+        assert store.grant_reservations(grants, {first: reservation}) == {first}
         with farm.engine.begin() as books:
             with pytest.raises(OperationalError, match="lock timeout"):
                 booking.lock_hosts(books, [first], wait_seconds=0.01)
@@ -132,7 +132,7 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
         assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold_layer is not None
 
 
-def test_a_hold_costs_a_commit_no_statement(farm: WideFarm, settings: Settings) -> None:
+def test_a_reservation_costs_a_commit_no_statement(farm: WideFarm, settings: Settings) -> None:
     first, second = planned(farm, farm.wide, cores=12), planned(farm, farm.wide, frames=2, cores=4)[1:]
     counts = []
     for procs in (first, second):
@@ -140,4 +140,4 @@ def test_a_hold_costs_a_commit_no_statement(farm: WideFarm, settings: Settings) 
             assert len(commit(farm.engine, procs, settings).committed) == len(procs)
         counts.append(len(statements))
     assert counts[0] == counts[1]
-    assert not farm.holds()
+    assert not farm.reservations()

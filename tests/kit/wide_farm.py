@@ -22,7 +22,7 @@ def with_queue(settings: Settings, **queue: Any) -> Settings:
     return settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
 
 
-def duty(engine: Engine, settings: Settings, **leader: Any) -> ReservationReport:
+def run_reservation_task(engine: Engine, settings: Settings, **leader: Any) -> ReservationReport:
     with engine.connect() as connection:
         facts = check_schema(connection)
     return keep_reservations(engine, settings, facts, lambda _: live_use(engine), **leader)
@@ -106,7 +106,7 @@ class WideFarm:
         )
 
     def keep(self, **leader: Any) -> ReservationReport:
-        return duty(self.engine, self.settings, **leader)
+        return run_reservation_task(self.engine, self.settings, **leader)
 
     def blocked(self, seconds: float, layer: str | None = None) -> None:
         """As if the layer had been blocked for so long, until now."""
@@ -126,7 +126,7 @@ class WideFarm:
         rows = self.rows("SELECT seconds FROM opencue_sched_blocked WHERE pk_layer = :layer", layer=layer or self.wide)
         return rows[0].seconds if rows else None
 
-    def holds(self) -> dict[str, Any]:
+    def reservations(self) -> dict[str, Any]:
         """The rows of reservations by host, with how many seconds they live and until the host is free."""
         found = self.rows(
             """

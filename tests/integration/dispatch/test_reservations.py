@@ -17,7 +17,7 @@ from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, live_use
 from tests.kit.limits import has_types, report_held, set_type
-from tests.kit.promised import WideFarm, with_queue
+from tests.kit.wide_farm import WideFarm, with_queue
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def test_demand_that_a_cap_keeps_waiting_is_blocked_no_longer_and_loses_its_host
     farm: WideFarm, statement: str
 ) -> None:
     farm.asks()
-    assert farm.holds()
+    assert farm.reservations()
     farm.execute(statement, job=farm.job, wide=farm.wide)
     before = farm.blocked_seconds()
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
     farm.keep()
     assert farm.blocked_seconds() == before
-    assert not farm.holds()
+    assert not farm.reservations()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_no_host_drains_for_a_layer_that_can_get_no_seat(farm: WideFarm, most: i
     )
     # when the wide layer under it has waited for long, then a host drains for it only where one more may hold it
     farm.asks()
-    assert bool(farm.holds()) == drains
+    assert bool(farm.reservations()) == drains
 
 
 def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_time(farm: WideFarm) -> None:
@@ -114,54 +114,59 @@ def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_
     )
     farm.blocked(299)
     # when the layer passes the block time
-    assert not farm.holds()
+    assert not farm.reservations()
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
     report = farm.keep()
     # then that one drains, for as long as that takes.
     assert list(report.granted) == [farm.hosts[2]]
-    hold = farm.holds()[farm.hosts[2]]
-    assert (hold.pk_layer, hold.pk_job, hold.cores, hold.gpus) == (farm.wide, farm.job, 12, 0)
-    assert 360 < hold.free_in <= 420
-    assert RESERVATION_SECONDS - 60 < hold.lives <= RESERVATION_SECONDS
+    reservation = farm.reservations()[farm.hosts[2]]
+    assert (reservation.pk_layer, reservation.pk_job, reservation.cores, reservation.gpus) == (
+        farm.wide,
+        farm.job,
+        12,
+        0,
+    )
+    assert 360 < reservation.free_in <= 420
+    assert RESERVATION_SECONDS - 60 < reservation.lives <= RESERVATION_SECONDS
 
 
 def test_no_host_drains_for_a_second_frame_before_another_block_time_has_passed(farm: WideFarm) -> None:
     farm.asks()
     farm.keep()
-    assert len(farm.holds()) == 1
+    assert len(farm.reservations()) == 1
     farm.blocked(2 * farm.settings.queue.reservation_block_time)
     farm.keep()
-    assert len(farm.holds()) == 2
+    assert len(farm.reservations()) == 2
     farm.blocked(4 * farm.settings.queue.reservation_block_time)
     farm.keep()
-    assert len(farm.holds()) == 2, "half of the hosts"
+    assert len(farm.reservations()) == 2, "half of the hosts"
 
 
 def test_one_host_alone_is_never_held(engine: Engine, settings: Settings) -> None:
     farm = WideFarm.made(engine, settings, hosts=1)
     farm.asks()
-    assert not farm.holds()
+    assert not farm.reservations()
 
 
 def test_who_reads_hosts_sees_for_which_layers_they_are_reserved(farm: WideFarm) -> None:
-    (held,) = farm.asks().granted
+    (reserved,) = farm.asks().granted
     with farm.engine.connect() as connection:
         hosts = {host.id: host.reservation for host in fetch_hosts_by_id(connection, farm.hosts, 3600)}
-    hold = hosts.pop(held)
-    assert hold is not None
-    assert (hold.layer_id, hold.cores, hold.owner) == (farm.wide, 12, "waits/wide")
+    reservation = hosts.pop(reserved)
+    assert reservation is not None
+    assert (reservation.layer_id, reservation.cores, reservation.owner) == (farm.wide, 12, "waits/wide")
     assert set(hosts.values()) == {None}
 
 
-def test_a_hold_is_renewed_with_what_is_expected_now(farm: WideFarm) -> None:
-    (held,) = farm.asks().granted
-    assert farm.holds()[held].free_in is None
+def test_a_reservation_is_renewed_with_what_is_expected_now(farm: WideFarm) -> None:
+    (reserved,) = farm.asks().granted
+    assert farm.reservations()[reserved].free_in is None
     farm.history(farm.narrow, 600)
     farm.execute("UPDATE opencue_sched_hold SET until = until - interval '500 seconds'")
     report = farm.keep()
-    assert report.renewed == {held}
-    assert RESERVATION_SECONDS - 60 < farm.holds()[held].lives <= RESERVATION_SECONDS
-    assert 480 < farm.holds()[held].free_in <= 540
+    assert report.renewed == {reserved}
+    assert RESERVATION_SECONDS - 60 < farm.reservations()[reserved].lives <= RESERVATION_SECONDS
+    assert 480 < farm.reservations()[reserved].free_in <= 540
 
 
 @pytest.mark.parametrize(
@@ -176,33 +181,33 @@ def test_a_hold_is_renewed_with_what_is_expected_now(farm: WideFarm) -> None:
         "UPDATE opencue_sched_hold SET pk_layer = 'gone'",
     ],
 )
-def test_a_hold_ends_when_its_demand_is_gone(farm: WideFarm, statement: str) -> None:
-    (held,) = farm.asks().granted
-    farm.execute(statement, job=farm.job, wide=farm.wide, host=held)
+def test_a_reservation_ends_when_its_demand_is_gone(farm: WideFarm, statement: str) -> None:
+    (reserved,) = farm.asks().granted
+    farm.execute(statement, job=farm.job, wide=farm.wide, host=reserved)
     farm.execute("UPDATE opencue_sched_blocked SET seconds = 0")
     report = farm.keep()
-    assert report.ended == {held}
-    assert not farm.holds()
-    assert report.changed == {held}
+    assert report.ended == {reserved}
+    assert not farm.reservations()
+    assert report.changed == {reserved}
 
 
 def test_switched_off_it_grants_nothing_and_ends_what_there_is(farm: WideFarm) -> None:
-    (held,) = farm.asks().granted
+    (reserved,) = farm.asks().granted
     farm.settings = with_queue(farm.settings, reservations=False)
-    assert farm.keep().ended == {held}
-    assert not farm.holds()
+    assert farm.keep().ended == {reserved}
+    assert not farm.reservations()
     assert farm.blocked_seconds() is None
     assert not farm.keep().changed
 
 
 def test_a_deleted_job_leaves_nothing_and_its_rows_can_be_deleted(farm: WideFarm) -> None:
-    (held,) = farm.asks().granted
+    (reserved,) = farm.asks().granted
     farm.execute("DELETE FROM frame WHERE pk_layer = :wide", wide=farm.wide)
     farm.execute("DELETE FROM layer WHERE pk_layer = :wide", wide=farm.wide)
     with farm.engine.connect() as connection:
-        (host,) = fetch_hosts_by_id(connection, [held], 3600)
+        (host,) = fetch_hosts_by_id(connection, [reserved], 3600)
     assert host.reservation is None, "at once"
-    assert farm.keep().ended == {held}
+    assert farm.keep().ended == {reserved}
     assert farm.blocked_seconds() is None
 
 
@@ -214,7 +219,7 @@ def test_a_locked_host_is_not_waited_for_and_not_held(farm: WideFarm) -> None:
     assert farm.keep().granted
 
 
-def test_a_hold_that_a_booking_is_about_to_use_is_left_alone(farm: WideFarm) -> None:
+def test_a_reservation_that_a_booking_is_about_to_use_stays(farm: WideFarm) -> None:
     farm.asks()
     farm.settings = with_queue(farm.settings, reservations=False)
     with farm.engine.begin() as booking:
@@ -237,7 +242,7 @@ def test_the_task_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
     fences.claim("cue:beat", 8)
     with pytest.raises(FencedOff, match="fence 7 was succeeded by that of fence 8"):
         farm.keep(role="cue:beat", fence=7)
-    assert not farm.holds()
+    assert not farm.reservations()
     assert farm.keep(role="cue:beat", fence=8).granted
 
 
@@ -254,10 +259,10 @@ def test_where_nothing_waits_or_is_held_it_asks_for_just_that(engine: Engine, se
 
 def test_where_nothing_waits_any_more_reservations_end_and_blocked_seconds_are_forgotten(farm: WideFarm) -> None:
     farm.asks()
-    held = frozenset(farm.holds())
+    reserved = frozenset(farm.reservations())
     farm.execute("UPDATE layer_stat SET int_waiting_count = 0")
-    assert held
-    assert farm.keep().ended == held
+    assert reserved
+    assert farm.keep().ended == reserved
     assert farm.blocked_seconds() is None
 
     # and blocked seconds alone, with no host reserved

@@ -1,12 +1,12 @@
-"""Duties that die at a chosen moment: each is a process that is forked here, and killed by SIGKILL.
+"""Tasks that die at a chosen moment: each is a process that is forked here, and killed by SIGKILL.
 
-    python -m tests.chaos.stepped_duty
+    python -m tests.chaos.stepped_task
 
-As tests/chaos/stepped_pass.py: a line of standard input is ``{"die_after": n}``, the answer says what the duty had
+As tests/chaos/stepped_pass.py: a line of standard input is ``{"die_after": n}``, the answer says what the task had
 ``done``, and its exit ``status``. What counts here are the statements that it sent to PostgreSQL, one by one, the
 COMMIT, the commands by which it tells others, and each event of a job that its receiver has got. With n = 0 it goes to
-its end. The duty is to keep the promises, or the maintenance ``task`` that the line names, or to ``complete`` the runs
-of which the line has the fields.
+its end. The task is the reservation task, or the maintenance ``task`` that the line names, or it is to ``complete`` the
+runs of which the line has the fields.
 """
 
 from __future__ import annotations
