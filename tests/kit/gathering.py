@@ -139,8 +139,8 @@ def with_start_times(engine: Engine) -> None:
 
 
 @contextmanager
-def counted_statements(engine: Engine) -> Iterator[list[str]]:
-    """The statements sent through the engine meanwhile."""
+def counted_statements(engine: Engine | type[Engine]) -> Iterator[list[str]]:
+    """The statements sent through the engine meanwhile, or through all engines of this process."""
     statements: list[str] = []
 
     def count(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:

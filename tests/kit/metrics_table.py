@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from prometheus_client.metrics import MetricWrapperBase
-
 from opencue_sched.coordination import transport
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import RecentFigures
+from tests.kit.declared_metrics import Declared, declared_metrics
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 HEAD = "| metric | kind | what it says |\n|---|---|---|\n"
@@ -27,20 +26,15 @@ def _of_census(*collectors: RecentFigures) -> str:
     return "".join(_row(f"scheduler_{name}", labels.split(), "gauge", text) for name, labels, text in gauges)
 
 
-def _declared(families: Iterable[MetricWrapperBase]) -> str:
-    return "".join(
-        _row(it._name + ("_total" if it._type == "counter" else ""), it._labelnames, it._type, it._documentation)
-        for it in families
-    )
+def _declared(metrics: Iterable[Declared]) -> str:
+    return "".join(_row(metric.exposed_name, metric.labels, metric.kind, metric.text) for metric in metrics)
 
 
 def tables() -> list[str]:
     """Of the farm, of the fleet, of every beat, and of workers, in the order in which they are declared."""
-    found = [it for module in (fleet_metrics, transport, metrics) for it in vars(module).values()]
-    families = dict.fromkeys(it for it in found if isinstance(it, MetricWrapperBase))
-    registered = fleet_metrics.BEAT._collector_to_names
-    of_beats = [it for it in families if it in registered]
-    of_workers = [it for it in families if it not in registered]
+    found = declared_metrics(fleet_metrics, transport, metrics)
+    of_beats = [metric for metric in found if metric.by_beat]
+    of_workers = [metric for metric in found if not metric.by_beat]
     fleet = _of_census(fleet_metrics.OF_QUEUES, fleet_metrics.OF_WAITING)
     parts = (_of_census(fleet_metrics.OF_USE), fleet, _declared(of_beats), _declared(of_workers))
     return [HEAD + part for part in parts]

@@ -65,7 +65,9 @@ def test_of_many_at_once_one_gets_the_fence_and_one_call_the_tick(engine: Engine
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_is_frozen_in_the_middle_holds_nobody_up(database_url: str, fences: PersistentFences, call: str) -> None:
+def test_who_is_frozen_in_the_middle_holds_nobody_up(
+    database_url: str, engine: Engine, fences: PersistentFences, call: str
+) -> None:
     """A leader that is stopped keeps its sessions, and any lock in them, for as long as it is stopped."""
     frozen = create_engine(database_url)
     seen = []
@@ -74,7 +76,7 @@ def test_who_is_frozen_in_the_middle_holds_nobody_up(database_url: str, fences: 
     def stopped_here(*_: object) -> None:
         seen.append((fences.claim(NAME, 3), fences.claim_tick(NAME, 3, "reap@30", 9)))
 
-    with fences._engine.connect() as connection:
+    with engine.connect() as connection:
         connection.exec_driver_sql("SET lock_timeout = '1s'")
         connection.commit()
     CALLS[call](PersistentFences(frozen))

@@ -253,7 +253,7 @@ def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
     plant(engine)
     with engine.connect() as connection:
         waiting = waiting_tags(connection, None)
-    sweeper = Sweeper(here.engine, here.settings, here.sweeper._postings, waiting=lambda: waiting)
+    sweeper = Sweeper(here.engine, here.settings, here.postings, waiting=lambda: waiting)
     asked = scans_of(here.engine)
     # When periodic sweeps follow each other, then the first one scans, and each finds the work
     assert [sweeper.sweep(may_nap=True).active for _ in range(5)] == [1] * 5

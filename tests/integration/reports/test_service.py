@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -383,7 +383,7 @@ def test_a_completion_survives_the_absence_of_the_database(
     # given a database that lets nobody in
     run = start(view)
     name = engine.url.database
-    admin = postgres_server._admin
+    admin = create_engine(postgres_server.url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
         connection.execute(
@@ -396,6 +396,7 @@ def test_a_completion_survives_the_absence_of_the_database(
     assert service.completions.waiting == 1
     with admin.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
+    admin.dispose()
 
     # then it is applied once the database is back
     call.result()

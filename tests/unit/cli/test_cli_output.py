@@ -78,7 +78,7 @@ def test_a_narrow_terminal_leaves_out_columns_without_any_value_first(
         (80, ["Name", "A", "Note", "That", "Few", "Have", "Up", "Said"]),
         (40, ["Name", "Up", "Said"]),
     ):
-        monkeypatch.setattr("opencue_sched.cli.output._terminal_width", lambda width=width: width)
+        monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         columns.listed(THINGS[:1]).show(as_json=False)
         lines = click.unstyle(capsys.readouterr().out).splitlines()

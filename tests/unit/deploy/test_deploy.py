@@ -17,7 +17,6 @@ import pytest
 import redis
 import yaml
 from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import make_url
 
 from opencue_sched import __version__
@@ -26,6 +25,7 @@ from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics, metrics
+from tests.kit.declared_metrics import declared_metrics
 from tests.kit.metrics_ports import METRICS_PORT, metrics_port
 from tests.kit.promql import (
     DASHBOARDS,
@@ -62,11 +62,9 @@ def known_metrics() -> set[str]:
 def known_labels() -> dict[str, set[str]]:
     """Labels by the names a metric's samples have."""
     found = labels_of_a_census()
-    ours = [*vars(metrics).values(), *vars(fleet_metrics).values()]
-    for family in ours:
-        if isinstance(family, MetricWrapperBase):
-            for suffix in ("", "_total", "_bucket", "_sum", "_count"):
-                found[family._name + suffix] = set(family._labelnames)
+    for metric in declared_metrics(metrics, fleet_metrics):
+        for suffix in ("", "_total", "_bucket", "_sum", "_count"):
+            found[metric.name + suffix] = set(metric.labels)
     return found
 
 
