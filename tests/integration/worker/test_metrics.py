@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
 from celery import Celery
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
-from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.epoch import Epoch, look_at_store
@@ -24,6 +24,7 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.clock import boot_clock
 from opencue_sched.coordination import keys as coordination_keys
 from opencue_sched.coordination.keys import presence_index
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
@@ -46,6 +47,7 @@ from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.process import Process
 from tasks import accounting, dispatch, maintenance
+from tests.kit.declared_metrics import declared_metrics
 from tests.kit.failed_runs import failed_on
 from tests.kit.forced import force
 from tests.kit.gathering import counted_statements
@@ -83,15 +85,9 @@ NAMED = (
 )
 
 
-def wrapped() -> list[MetricWrapperBase]:
-    """Our metrics but those of a census."""
-    found = (value for module in (metrics, fleet_metrics) for value in vars(module).values())
-    return [value for value in found if isinstance(value, MetricWrapperBase)]
-
-
 def families() -> dict[str, tuple[str, ...]]:
     """The labels of our metrics by exposed name."""
-    found = {it._name + ("_total" if it._type == "counter" else ""): tuple(it._labelnames) for it in wrapped()}
+    found = {metric.exposed_name: metric.labels for metric in declared_metrics(metrics, fleet_metrics)}
     of_leader = [gauge for figures in fleet_metrics.LEADING for gauge in figures.gauges]
     return found | {f"scheduler_{name}": tuple(labels.split()) for name, labels, _ in of_leader}
 
@@ -149,15 +145,28 @@ def process(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
     made.close()
 
 
+class Gate:
+    """The leader gate of a beat, which leads while ``fence`` is a number."""
+
+    def __init__(self) -> None:
+        self.fence: int | None = 1
+        self.tick_age = 0.0
+
+
 @pytest.fixture
-def census(process: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetCensus]:
-    """What the leading beat has, in this process, whatever beat another test had here."""
-    for figures in fleet_metrics.LEADING:
-        monkeypatch.setattr(figures, "shown", lambda: True)
-    made = FleetCensus(process.settings, lambda: True)
+def gate() -> Gate:
+    """The gate by which this process shows figures of the fleet, whatever beat another test had here."""
+    made = Gate()
+    fleet_metrics.watch_gate(cast(LeaderGate, made))
+    return made
+
+
+@pytest.fixture
+def census(process: Process, gate: Gate) -> Iterator[FleetCensus]:
+    """What the leading beat has, in this process."""
+    made = FleetCensus(process.settings, lambda: gate.fence is not None)
     yield made
-    made._client.close()
-    made._engine.dispose()
+    made.close()
 
 
 def run_passes(process: Process) -> list[str]:
@@ -397,7 +406,7 @@ OF_BEATS = [
 ]
 
 
-def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
+def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engine: Engine, redis_client):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
     process.watch_backlog()
@@ -433,12 +442,13 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
 
     with engine.begin() as connection:
         Farm(connection).job([LayerSpec(frames=1)], show=show, name="paused")
-    _pause_before_commit(process, engine, monkeypatch)
-    with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
+    with (
+        _paused_before_commit(process, engine),
+        increments("scheduler_bookings_lost_total", reason="frame_lost") as grown,
+    ):
         run_passes(process)
     assert grown[0] >= 1
     walk.look()
-    monkeypatch.undo()
 
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))
@@ -499,11 +509,11 @@ def _forget_gauges() -> None:
     """Whatever tests before this one left there."""
     for figures in fleet_metrics.LEADING:
         figures.update([])
-    for gauge in (family for family in wrapped() if isinstance(family, Gauge)):
-        if gauge._labelnames:
-            gauge.clear()
-        else:
-            gauge.set(-1)
+    for gauge in declared_metrics(metrics, fleet_metrics):
+        if isinstance(gauge.metric, Gauge) and gauge.labels:
+            gauge.metric.clear()
+        elif isinstance(gauge.metric, Gauge):
+            gauge.metric.set(-1)
 
 
 def _fleet(process: Process, client: redis.Redis) -> None:
@@ -542,7 +552,8 @@ def _fail_and_trash(process: Process, *clusters: str) -> None:
     process.postings.update(str(process.postings.posted().get(clusters[0])), "trash", "bad hosts")
 
 
-def _pause_before_commit(process: Process, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def _paused_before_commit(process: Process, engine: Engine) -> Iterator[None]:
     """Between booking and commit, somebody pauses every job."""
 
     def alive(_claim: object) -> bool:
@@ -550,7 +561,9 @@ def _pause_before_commit(process: Process, engine: Engine, monkeypatch: pytest.M
             connection.execute(text("UPDATE job SET b_paused = true"))
         return True
 
-    monkeypatch.setattr(process.renewer, "alive", alive)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process.renewer, "alive", alive)
+        yield
 
 
 def _completion(engine: Engine, process: Process) -> None:
@@ -636,7 +649,7 @@ def of_beats(*, leading: bool) -> set[str]:
     return {f"scheduler_{name}" for name in standby | of_leader}
 
 
-def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, monkeypatch):
+def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, gate: Gate, monkeypatch):
     def names(registry: CollectorRegistry) -> set[str]:
         found = {metric.name for metric in registry.collect()}
         return {name for name in found if name.startswith(("scheduler_", "cuebot_"))}
@@ -648,10 +661,10 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
     census.look_at_queues()
     census.look_at_farm()
     assert names(fleet_metrics.BEAT) == of_beats(leading=True)
-    with monkeypatch.context() as patch:
-        for figures in fleet_metrics.LEADING:
-            patch.setattr(figures, "shown", lambda: False)
-        assert names(fleet_metrics.BEAT) == of_beats(leading=False)
+    gate.fence = None
+    assert names(fleet_metrics.BEAT) == of_beats(leading=False)
+    gate.fence = 1
+    assert names(fleet_metrics.BEAT) == of_beats(leading=True)
     later = boot_clock() + 61
     monkeypatch.setattr(fleet_metrics, "boot_clock", lambda: later)
     assert names(fleet_metrics.BEAT) == of_beats(leading=False)
@@ -702,7 +715,7 @@ def test_the_leading_beat_names_hosts_that_break_frames(census: FleetCensus, eng
 
 
 def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
-    census: FleetCensus, engine: Engine, monkeypatch
+    census: FleetCensus, gate: Gate, engine: Engine
 ):
     # given hosts in three states, a show that runs two frames under caps of all kinds, and one for which a host drains
     with engine.begin() as connection:
@@ -774,7 +787,7 @@ def test_the_leading_beat_shows_the_farm_its_shows_and_what_their_caps_leave(
         ("local", "DOWN", "OPEN"): 1,
     }
     # and nothing of it is shown by a beat that leads no more
-    monkeypatch.setattr(fleet_metrics.OF_USE, "shown", lambda: False)
+    gate.fence = None
     assert series("scheduler_farm_hosts") == series("scheduler_show_cores") == {}
 
 
@@ -811,11 +824,11 @@ def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, e
         farm.host(cores=8)
         job = farm.job([LayerSpec(frames=1)])
     census.look_at_farm()  # the first look asks what the schema has, too
-    with counted_statements(census._engine) as busy:
+    with counted_statements(Engine) as busy:
         census.look_at_farm()
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": job.id})
-    with counted_statements(census._engine) as idle:
+    with counted_statements(Engine) as idle:
         census.look_at_farm()
     assert (len(busy), len(idle)) == (12, 10)
     # and every figure is there all the same
@@ -843,12 +856,12 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
         farm.run(job.frames, farm.host(cores=8), cores=6)
     add(0, 2)
     census.look_at_farm()  # the first look asks what the schema has, too
-    with counted_statements(census._engine) as small:
+    with counted_statements(Engine) as small:
         census.look_at_farm()
     most = fleet_metrics.MOST_SERIES
     shows = most + 10
     add(2, shows)
-    with counted_statements(census._engine) as large:
+    with counted_statements(Engine) as large:
         census.look_at_farm()
     # then looking at them takes no more statements
     assert len(small) == len(large) <= 12
