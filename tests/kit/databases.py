@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
 from psycopg2 import extensions
+from pydantic import SecretStr
 from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.servers.services import EmbeddedPostgres
+from opencue_sched.settings import Settings
 
 TEST_SESSIONS = "opencue-sched-test"
 """The name of the sessions that are used again."""
@@ -147,6 +152,19 @@ class Databases:
             self._at_rest.append(database)
         else:
             self._server.drop(database.name)
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """An engine, as a worker makes its own, on a database for several tests that change nothing in it."""
+        url = self.take()
+        settings = Settings(database_url=SecretStr(url), redis_url=SecretStr("redis://127.0.0.1"))
+        engine = make_engine(settings, application_name=TEST_SESSIONS)
+        try:
+            yield engine
+            self.keep_sessions(engine)
+        finally:
+            engine.dispose()
+            self.give_back(url)
 
     def close(self) -> None:
         event.remove(Engine, "do_connect", self._idle_session)

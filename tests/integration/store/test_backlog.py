@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -23,6 +23,7 @@ from opencue_sched.store.backlog import (
 )
 from opencue_sched.store.pending import fetch_shares
 from opencue_sched.store.schema import check_schema
+from tests.kit.databases import Databases
 from tests.kit.gathering import counted_statements, rows_read, with_start_times
 from tests.kit.limits import has_types
 
@@ -561,11 +562,24 @@ def test_frames_that_got_no_licence_are_left_out_for_two_seconds(engine: Engine)
 # What a read costs
 
 
-@pytest.fixture
-def filled(engine: Engine, request: pytest.FixtureRequest) -> list[JobIds]:
+@pytest.fixture(scope="module", params=["all", "nothing", "one layer"])
+def filled(databases: Databases, request: pytest.FixtureRequest) -> Iterator[Filled]:
+    """Farms that no test changes: writing one takes longer than all that is read of it."""
+    with databases.engine() as engine:
+        yield Filled(engine, fill(engine, statistics_of=request.param))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A database in which work waits."""
+
+    engine: Engine
+    jobs: list[JobIds]
+
+
+def fill(engine: Engine, *, statistics_of: str) -> list[JobIds]:
     """A hundred jobs that wait and three hundred that finished, four layers each, and one layer of 20,000 frames, with
-    statistics of all this, unless the parameter says of what else."""
-    statistics_of = getattr(request, "param", "all")
+    statistics of all this, of nothing, or of the one layer that there was before. Returns those that wait."""
     if statistics_of == "one layer":
         with engine.begin() as connection:
             Farm(connection).job([LayerSpec(frames=1_000)], name="first")
@@ -600,33 +614,29 @@ def analyze(engine: Engine) -> None:
         connection.execute(text("ANALYZE"))
 
 
-@pytest.mark.parametrize("filled", ["all", "nothing", "one layer"], indirect=True)
 @pytest.mark.parametrize("uncounted", [(), (7,)])
-def test_a_portion_costs_its_frames_however_many_wait(
-    engine: Engine, filled: list[JobIds], uncounted: tuple[int, ...]
-) -> None:
-    wanted = {layer.id: 20 for job in filled[:50] for layer in job.layers}
-    with engine.begin() as connection, rows_read(connection) as read:
+def test_a_portion_costs_its_frames_however_many_wait(filled: Filled, uncounted: tuple[int, ...]) -> None:
+    wanted = {layer.id: 20 for job in filled.jobs[:50] for layer in job.layers}
+    with filled.engine.begin() as connection, rows_read(connection) as read:
         found = portions_of(connection, wanted, uncounted=uncounted)
 
     assert len(found) == 200
-    assert len(found[filled[0].layers[0].id].frames) == 20
+    assert len(found[filled.jobs[0].layers[0].id].frames) == 20
     scans, frames = read["frame"]
     assert scans == 0
     assert frames <= sum(len(portion.frames) + 1 for portion in found.values()) * (2 if uncounted else 1)
 
 
-@pytest.mark.parametrize("filled", ["all", "nothing", "one layer"], indirect=True)
 @pytest.mark.parametrize("count", [1, 300])
 @pytest.mark.parametrize("by", ["layer", "job", "show"])
-def test_what_is_named_costs_no_more_the_more_waits(engine: Engine, filled: list[JobIds], by: str, count: int) -> None:
-    with engine.begin() as connection, rows_read(connection) as read:
+def test_what_is_named_costs_no_more_the_more_waits(filled: Filled, by: str, count: int) -> None:
+    with filled.engine.begin() as connection, rows_read(connection) as read:
         if by == "layer":
-            found = listed(connection, layer_ids=[layer.id for job in filled for layer in job.layers][:count])
+            found = listed(connection, layer_ids=[layer.id for job in filled.jobs for layer in job.layers][:count])
         elif by == "job":
-            found = listed(connection, job_ids=[job.id for job in filled[: max(1, count // 4)]])
+            found = listed(connection, job_ids=[job.id for job in filled.jobs[: max(1, count // 4)]])
         else:
-            found = listed(connection, show_ids=[filled[0].show.id])
+            found = listed(connection, show_ids=[filled.jobs[0].show.id])
 
     layers = {"layer": count, "job": max(4, count), "show": 400}[by]
     assert len(found.layers) == layers
