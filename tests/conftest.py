@@ -43,6 +43,11 @@ hypothesis.settings.load_profile("opencue-sched")
 _SUITES = ("unit", "integration", "e2e", "chaos")
 
 
+# A database is used by one test at a time, and emptied after it: what a vacuum would find in between is not worth a new
+# process every few seconds, and a plan that hangs on when it came is none that a test can count on.
+_CONFIGURATION = {"max_wal_size": "256MB", "autovacuum": "off"}
+
+
 class RedisServer:
     """A Redis server. ``embedded`` is None when it was given by URL."""
 
@@ -55,7 +60,7 @@ class RedisServer:
 def postgres_server() -> Iterator[PostgresServer]:
     """The PostgreSQL server of this test session."""
     given = os.environ.get("OPENCUE_SCHED_TEST_DATABASE_URL")
-    embedded = None if given else EmbeddedPostgres(configuration={"max_wal_size": "256MB"}, in_memory=True).start()
+    embedded = None if given else EmbeddedPostgres(configuration=_CONFIGURATION, in_memory=True).start()
     server = PostgresServer(given or embedded.url, embedded)  # type: ignore[union-attr]
     try:
         yield server
