@@ -51,8 +51,8 @@ def by_session(request: pytest.FixtureRequest, settings: Settings) -> Iterator[P
 
 @pytest.fixture
 def by_transaction(settings: Settings) -> Iterator[PgBouncer]:
-    """With one session of the server for all: whoever comes next gets the one that we had."""
-    with pgbouncer(settings, pool_mode="transaction", more="default_pool_size = 1") as pool:
+    """With one session of the server for all: whoever comes next gets the one that we had, or an error after 10 s."""
+    with pgbouncer(settings, pool_mode="transaction", more="default_pool_size = 1\nquery_wait_timeout = 10") as pool:
         yield pool
 
 
