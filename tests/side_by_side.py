@@ -8,7 +8,7 @@ that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes
 no process works alone; and they are spread over the others, because they wait as long as the others compute.
 
 How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
-any time and so comes before the rest, in a fresh clone all of it: what has the most tests first.
+any time and so comes before the rest, in a fresh clone all of it: what is marked as long, then what has the most tests.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         scopes.setdefault(_scope(test.nodeid), []).append(test)
     slow = sorted(
         filter(_of_processes, scopes),
-        key=lambda scope: (-_expected_seconds(scopes[scope], seconds_of_tests), -len(scopes[scope])),
+        key=lambda scope: (
+            -_expected_seconds(scopes[scope], seconds_of_tests),
+            not any(test.get_closest_marker("long") for test in scopes[scope]),
+            -len(scopes[scope]),
+        ),
     )
     place: dict[str, float] = {}
     for kind in (slow, [scope for scope in scopes if not _of_processes(scope)]):

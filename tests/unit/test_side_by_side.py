@@ -27,6 +27,10 @@ def test_long():
 
 def test_longer():
     time.sleep(0.6)
+
+@pytest.mark.long
+def test_marked():
+    pass
 """
 
 
@@ -35,15 +39,22 @@ def project(tmp_path: Path) -> Path:
     """A directory with tests of whole processes that take different times."""
     (tmp_path / "tests" / "e2e").mkdir(parents=True)
     (tmp_path / "tests" / "e2e" / "test_some.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\nmarkers = long\n")
     return tmp_path
 
 
 def _pytest(project: Path, *words: str) -> str:
-    """What pytest prints with the plugin, side by side in two processes."""
-    command = [sys.executable, "-m", "pytest", "-p", "tests.side_by_side", "-n", "2", "--dist", "loadgroup", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([*command, "tests"], cwd=project, env=environment, capture_output=True, text=True, check=False)
+    """What pytest prints with the plugin, which runs the tests in a process beside it."""
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.side_by_side", "-n", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ran = subprocess.run(
+        [*command, "--dist", "loadgroup", *words, "tests"],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -55,18 +66,14 @@ def _order(project: Path) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def test_in_a_fresh_clone_what_has_the_most_cases_begins_first(project: Path):
-    assert _order(project) == ["test_cases", "test_short", "test_long", "test_longer"]
+def test_in_a_fresh_clone_long_tests_begin_first_and_then_what_has_the_most_cases(project: Path):
+    assert _order(project) == ["test_marked", "test_cases", "test_short", "test_long", "test_longer"]
 
 
-def test_what_took_longest_in_the_last_run_begins_first(project: Path):
-    _pytest(project)
-    assert _order(project)[:2] == ["test_longer", "test_long"]
-
-
-def test_a_new_test_begins_before_those_that_are_known(project: Path):
+def test_what_took_longest_in_the_last_run_begins_first_and_a_new_test_before_it(project: Path):
     # given a run of all there is
     _pytest(project)
+    assert _order(project)[:2] == ["test_longer", "test_long"]
     # when a test is added, and others run alone meanwhile
     with (project / "tests" / "e2e" / "test_some.py").open("a") as file:
         file.write("\ndef test_new():\n    pass\n")
