@@ -34,7 +34,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
+.PHONY: help install lint format importable test test-all test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,12 +55,19 @@ lint: $(INSTALLED) ## Ruff, formatting, strict mypy, the rules of architecture
 	$(BIN)/mypy
 	$(PYTEST) --quiet tests/unit/test_architecture.py
 
+importable: $(INSTALLED) ## Every test can be imported
+	@told=$$($(PYTEST) --quiet --quiet --collect-only tests/integration tests/unit tests/e2e tests/chaos 2>&1) || \
+		{ echo "$$told"; exit 1; }
+
 format: $(INSTALLED) ## Put every file in form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## Every test but the long ones, on PostgreSQL and Redis of its own; prints the time of each suite
 	$(TESTS) -m 'not long' $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
+
+test-all: $(INSTALLED) ## Every test, the long ones among them: those wait while the others compute
+	$(TESTS) $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
 test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions, reports, sizes (four minutes)
 	$(TESTS) -m long $(PYTEST_ARGS) tests/e2e tests/chaos
