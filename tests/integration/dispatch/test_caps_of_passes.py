@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.gathering import cluster_of
 from tests.kit.limits import has_types, list_twice, report, set_type
 from tests.kit.passes import Passes, passes
+from tests.kit.statements import listening
 
 ONE_JOB_A_PLAN = {"max_jobs_per_cluster_pass": 1}
 
@@ -526,6 +528,22 @@ def test_a_limit_of_machines_that_was_lowered_gets_its_seats_back(here: Passes, 
     assert (counted, done.refusals) == ({first: 4} | dict.fromkeys(others, 3), {})
 
 
+@contextmanager
+def changed_after_booking(here: Passes, change: str) -> Iterator[None]:
+    """A limit changes once bookings are in the ledger and before they are committed, and nobody hears of that."""
+    booked_before, changed = here.client.get(keys.SEQ), False
+
+    def before_each(*_: object) -> None:
+        nonlocal changed
+        if not changed and here.client.get(keys.SEQ) != booked_before:
+            changed = True
+            execute(here.engine, change)
+
+    with listening(here.engine, "before_cursor_execute", before_each):
+        yield
+    assert changed
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -539,7 +557,7 @@ def test_a_limit_of_machines_that_was_lowered_gets_its_seats_back(here: Passes, 
     ],
 )
 def test_what_a_limit_of_machines_has_accepted_otherwise_than_it_counts_now_is_not_committed(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, change: str
+    here: Passes, engine: Engine, change: str
 ) -> None:
     # given a pass whose bookings a limit of two machines has accepted
     with engine.begin() as connection:
@@ -551,23 +569,14 @@ def test_what_a_limit_of_machines_has_accepted_otherwise_than_it_counts_now_is_n
         farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(3)])
         farm.job([LayerSpec(frames=30, limits=[limit])])
         cluster = cluster_of(farm)
-    book = here.runner.ledger.book
-
-    def then_it_changes(bookings: Any) -> Any:
-        answers = book(bookings)
-        with engine.begin() as connection:
-            connection.execute(text(change))
-        return answers
-
-    monkeypatch.setattr(here.runner.ledger, "book", then_it_changes)
 
     # when it commits, then all is lost, and nothing stays booked
-    (report,) = here.run([cluster])
+    with changed_after_booking(here, change):
+        (report,) = here.run([cluster])
     assert (report.frames_booked, report.losses) == (0, {CapChanging.reason: 16})
     assert here.client.zcount(keys.MACHINES_PREFIX + limit, "(0", "+inf") == 0
 
     # and the next pass books under what it is now.
-    monkeypatch.setattr(here.runner.ledger, "book", book)
     assert here.run([cluster])[0].frames_booked
 
 
@@ -582,7 +591,7 @@ def test_what_a_limit_of_machines_has_accepted_otherwise_than_it_counts_now_is_n
     ],
 )
 def test_what_a_reported_limit_of_frames_has_accepted_otherwise_than_it_counts_now_is_not_committed(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, change: str
+    here: Passes, engine: Engine, change: str
 ) -> None:
     # given a pass whose bookings a limit of eight frames has accepted beside a report
     with engine.begin() as connection:
@@ -594,21 +603,12 @@ def test_what_a_reported_limit_of_frames_has_accepted_otherwise_than_it_counts_n
         farm.hosts([HostSpec(cores=8, memory_gb=64) for _ in range(3)])
         farm.job([LayerSpec(frames=30, limits=[limit])])
         cluster = cluster_of(farm)
-    book = here.runner.ledger.book
-
-    def then_it_changes(bookings: Any) -> Any:
-        answers = book(bookings)
-        with engine.begin() as connection:
-            connection.execute(text(change))
-        return answers
-
-    monkeypatch.setattr(here.runner.ledger, "book", then_it_changes)
 
     # when it commits, then all is lost, though nobody heard of the change, and nothing stays booked
-    (lost,) = here.run([cluster])
+    with changed_after_booking(here, change):
+        (lost,) = here.run([cluster])
     assert (lost.frames_booked, lost.losses) == (0, {CapChanging.reason: 7})
     assert here.client.hget(keys.limit(limit), "int_running") == "0"
 
     # and the next pass books under what it is now.
-    monkeypatch.setattr(here.runner.ledger, "book", book)
     assert here.run([cluster])[0].frames_booked
