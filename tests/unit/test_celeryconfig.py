@@ -23,8 +23,9 @@ from opencue_sched.celery import app
 from opencue_sched.clients.postgres import STATEMENT_SECONDS
 from opencue_sched.coordination.keys import QueueType, common_queue, consumed_queues, type_of
 from opencue_sched.reports.reaper import REAP_SECONDS
-from opencue_sched.settings import Rqd, Settings, get_settings
+from opencue_sched.settings import Rqd, get_settings
 from tasks.maintenance import REAP_LEASE_SECONDS
+from tests.kit.environment import variables
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -112,17 +113,14 @@ def test_beats_are_ours_by_configuration_and_by_entry_point() -> None:
     assert app.conf.beat_scheduler == entry.value
 
 
-def test_old_queues_are_asked_last_and_shared_ones_never_by_a_fleet_of_a_facility(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = get_settings()
-    coordination = given.coordination.model_copy(update={"legacy_queues": ("cue.old",)})
-    scheduler = given.scheduler.model_copy(update={"facility": "Alpha"})
+def test_old_queues_are_asked_last_and_shared_ones_never_by_a_fleet_of_a_facility() -> None:
     asked = {}
-    for name, changed in (("old", {"coordination": coordination}), ("alpha", {"scheduler": scheduler})):
-        settings = given.model_copy(update=changed)
-        monkeypatch.setattr("opencue_sched.settings.get_settings", lambda settings=settings: settings)
-        asked[name] = [queue.name for queue in runpy.run_path(celeryconfig.__file__)["task_queues"]]
+    for name, given in (
+        ("old", {"COORDINATION__LEGACY_QUEUES": '["cue.old"]'}),
+        ("alpha", {"SCHEDULER__FACILITY": "Alpha"}),
+    ):
+        with variables(**given):
+            asked[name] = [queue.name for queue in runpy.run_path(celeryconfig.__file__)["task_queues"]]
     assert asked["old"] == [*(queue.name for queue in celeryconfig.task_queues), "cue.old"]
     assert all(":group:alpha" in name for name in asked["alpha"])
 
@@ -143,12 +141,11 @@ def test_threads_of_a_worker_are_the_references_setting() -> None:
     ],
 )
 def test_the_references_stream_buffers_are_celerys_concurrency_and_prefetch_where_they_are_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str, concurrency: int, prefetch: int
+    tmp_path: Path, stream: str, concurrency: int, prefetch: int
 ) -> None:
     (tmp_path / "s.yaml").write_text(f"queue:\n  worker_threads: 5\n  stream: {{{stream}}}\n")
-    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
-    monkeypatch.setattr("opencue_sched.settings.get_settings", Settings)
-    made = runpy.run_path(celeryconfig.__file__)
+    with variables(CONFIG=str(tmp_path / "s.yaml")):
+        made = runpy.run_path(celeryconfig.__file__)
     assert (made["worker_concurrency"], made["worker_prefetch_multiplier"]) == (concurrency, prefetch)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.warm_start import ROOT, run
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import REVISION
+from tests.kit.environment import stores_of
 from tests.kit.polling import eventually
 
 
@@ -190,14 +192,12 @@ def test_a_service_on_a_database_that_was_not_migrated_says_what_to_run_and_is_n
 
 
 def test_a_beat_says_which_of_our_tables_is_away_and_goes_on_when_it_is_back(
-    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, settings: Settings
 ) -> None:
-    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
-    monkeypatch.setattr("opencue_sched.beat.serve_metrics", lambda *_: None)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE opencue_sched_fence RENAME TO elsewhere"))
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
-    try:
+    with stores_of(settings, QUEUE__METRICS_PORT="0"), closing(beat):
         with capture_logs() as logs:
             beat.tick()
         told = [str(entry.get("error")) for entry in logs if entry["log_level"] == "warning"]
@@ -206,5 +206,3 @@ def test_a_beat_says_which_of_our_tables_is_away_and_goes_on_when_it_is_back(
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE elsewhere RENAME TO opencue_sched_fence"))
         eventually(lambda: beat.tick() and beat.gate and beat.gate.fence, what="the beat leads")
-    finally:
-        beat.close()

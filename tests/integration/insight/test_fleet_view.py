@@ -17,13 +17,14 @@ from opencue_sched.insight.fleet import fleet_view, leader_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.worker.membership import Membership
+from tests.kit.environment import stores_of
 
 QUEUES = ("cue:q:work:type:dispatch", "cue:q:work:type:sweep")
 FACILITIES = ("alpha", "beta", None)
 
 
 @pytest.fixture
-def scoped(monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Redis) -> dict[str | None, Settings]:
+def scoped(settings: Settings, redis_client: Redis) -> dict[str | None, Settings]:
     """A beat that leads for each facility, and one for none, all in one Redis and each under its first fence."""
     found = {}
     for facility in FACILITIES:
@@ -33,11 +34,11 @@ def scoped(monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Re
                 "scheduler": settings.scheduler.model_copy(update={"facility": facility}),
             }
         )
-        monkeypatch.setattr("opencue_sched.beat.get_settings", lambda mine=mine: mine)
         beat = LeaderScheduler(app=app, lazy=True)
-        gate = make_gate(mine)
-        assert gate.renew() is not None
-        beat._show(gate)
+        beat.gate = make_gate(mine)
+        with stores_of(mine, **({"SCHEDULER__FACILITY": facility} if facility else {})):
+            beat.tick()
+        assert beat.gate.fence is not None
         found[facility] = mine
     return found
 
@@ -64,12 +65,10 @@ def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings,
     assert {actor.capabilities for actor in list_members(redis_client, "cue").alive} == {QUEUES}
 
 
-def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Redis
-) -> None:
-    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
+def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(settings: Settings, redis_client: Redis) -> None:
     keys, beat, gate = beat_keys("cue", None), LeaderScheduler(app=app, lazy=True), make_gate(settings)
-    beat._show(gate)
+    with stores_of(settings):
+        beat._show(gate)
     assert gate.renew() is not None
     beat._show(gate)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"))

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
+from tests.kit.environment import variables
 
-SETTINGS = Settings(
-    database_url="postgresql://cuebot:sesame@db:5432/cuebot", redis_url="redis://:sesame@cache:6379/0?ssl=false"
-)
+DATABASE_URL, REDIS_URL = "postgresql://cuebot:sesame@db:5432/cuebot", "redis://:sesame@cache:6379/0?ssl=false"
+SETTINGS = Settings(database_url=DATABASE_URL, redis_url=REDIS_URL)
 DATABASE_AWAY = OperationalError("SELECT 1", {}, Exception("connection refused\n\tIs the server running?"))
 REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
 
@@ -74,11 +74,10 @@ class CutOff:
 def test_a_beat_that_gets_no_answer_says_so_once_a_minute_of_each_store_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: SETTINGS)
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
     monkeypatch.setattr(beat, "_show", lambda _: None)
     beat.gate = CutOff()
-    with capture_logs() as logs:
+    with variables(DATABASE_URL=DATABASE_URL, REDIS_URL=REDIS_URL), capture_logs() as logs:
         for seconds in (1.0, 30.0, 61.5):
             monkeypatch.setattr("opencue_sched.beat.boot_clock", lambda now=seconds: now)
             for trouble in (REDIS_AWAY, DATABASE_AWAY):
