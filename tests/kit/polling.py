@@ -50,20 +50,6 @@ def soon_enough(attempt: Callable[[], float], most_seconds: float, *, tries: int
     return took
 
 
-def all_but_one_soon(attempt: Callable[[], float], most_seconds: float, *, tries: int = 3) -> list[float]:
-    """What each attempt took, in seconds; fails when a second one of ``tries`` takes ``most_seconds`` or more.
-
-    As soon_enough, for what holds each time. No further attempt is made when it could change nothing.
-    """
-    took: list[float] = []
-    while sum(seconds < most_seconds for seconds in took) < tries - 1:
-        took.append(attempt())
-        late = [seconds for seconds in took if seconds >= most_seconds]
-        print(f"attempts, of which all but one must be below {most_seconds:g} s: {[round(it, 2) for it in took]}")
-        assert len(late) <= 1, f"{len(late)} of {len(took)} not within {most_seconds:g} s: {took}"
-    return took
-
-
 def tail_of(*logs: Path, lines: int = 25) -> Callable[[], str]:
     """For ``told``: the end of each log as it is when the wait failed."""
 
