@@ -6,15 +6,12 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from collections import Counter
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from benchmarks.warm_start import Started
-from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.jobboard import ClaimLost, JobBoard
 from opencue_sched.coordination.keys import BoardKeys
 from tests.kit.polling import eventually, tail_of
@@ -134,40 +131,3 @@ def test_an_owner_paused_past_its_claim_writes_nothing_afterwards(redis_client, 
         assert job.expires_in() > 500
         assert board.find_owner(job) == "me"
         board.consume(successor, "me")
-
-
-def fill(board: JobBoard, count: int) -> None:
-    """Post so many: board_post.lua, run many times over in each of few calls. What it takes is not measured."""
-    body = (lua_directory() / "board_post.lua").read_text().partition("--@include board\n")[2]
-    shared = load_script("board_post").text.removesuffix(body)
-    posted = "'uuid-' .. number, 'job', '', '{\"v\": 1, \"details\": {}}', tostring(number % 5), '0'"
-    each = f"ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7] = {posted}\n(function()\n{body}\nend)()"
-    source = f"{shared}\nfor number = tonumber(ARGV[2]), tonumber(ARGV[3]) do\n{each}\nend"
-    keys = BoardKeys("cue", board.name)
-    for first in range(0, count, 5_000):
-        last = min(first + 5_000, count) - 1
-        board.client.eval(source, len(keys.parts()), *keys.parts(), keys.job(""), first, last)
-    assert board.job_count == count
-
-
-def test_claiming_the_next_costs_the_same_on_a_board_a_hundred_times_as_big(redis_client):
-    """p99 at 100,000 postings within twice that at 1,000; measured in turns, because machines are busy."""
-    with JobBoard(redis_client, "cue", name="small") as small, JobBoard(redis_client, "cue", name="big") as big:
-        fill(small, 1_000)
-        fill(big, 100_000)
-        ratios = []
-        for _ in range(10):
-            seconds: dict[str, list[float]] = {"small": [], "big": []}
-            for _ in range(300):
-                for board in (small, big):
-                    token = uuid4().hex
-                    began = time.perf_counter()
-                    job = board.claim_job("", "me", token, life=60)
-                    seconds[board.name].append(time.perf_counter() - began)
-                    end = board.end_call((job[1], "me", int(job[2]), token), "abandon")
-                    board.call("board_end", *end)
-            p99 = {name: sorted(values)[297] for name, values in seconds.items()}
-            ratios.append(p99["big"] / p99["small"])
-            if ratios[-1] <= 2:
-                break
-        assert min(ratios) <= 2, ratios
