@@ -37,19 +37,6 @@ def eventually(
         time.sleep(min(max(LEAST_PAUSE, now - asked, (now - began) / 50), MOST_PAUSE))
 
 
-def soon_enough(attempt: Callable[[], float], most_seconds: float, *, tries: int = 3) -> list[float]:
-    """What each attempt took, in seconds, up to the first that took less than ``most_seconds``; fails without one.
-
-    For bounds on time that are stated: what a machine does to one attempt it rarely does to all of them, and what the
-    product does it does to each. The attempts are made anew each time.
-    """
-    took: list[float] = []
-    while not took or took[-1] >= most_seconds:
-        assert len(took) < tries, f"never within {most_seconds:g} s: {[round(seconds, 2) for seconds in took]}"
-        took.append(attempt())
-    return took
-
-
 def tail_of(*logs: Path, lines: int = 25) -> Callable[[], str]:
     """For ``told``: the end of each log as it is when the wait failed."""
 
