@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Thread
 from typing import Any, cast
@@ -35,6 +35,7 @@ from tests.kit.gathering import with_start_times
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.passes import Passes, dispatch, passes
 from tests.kit.polling import eventually
+from tests.kit.statements import listening
 
 SENT: list[Enqueued] = []
 RESTS: list[float] = []
@@ -314,11 +315,15 @@ def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatche
     assert sent_for_at_its_end(here, posting), "also while no beat leads"
 
 
-def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
+@contextmanager
+def failing(here: Passes, error: Exception) -> Iterator[None]:
+    """Whatever is asked of PostgreSQL meanwhile ends with the error."""
 
-    monkeypatch.setattr(BacklogFeed, "follow", fail)
+    def fail(*_: object) -> None:
+        raise error.with_traceback(None)  # not with that of the last time it was raised
+
+    with listening(here.engine, "before_cursor_execute", fail):
+        yield
 
 
 def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
@@ -423,13 +428,12 @@ def dispatching(here: Passes, *, patience: float) -> Iterator[Dispatcher]:
 
 
 def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     """Upstream's feed ended for good with the first query that failed."""
     plant(engine, frames=1)
     posting = a_posting(here)
-    with monkeypatch.context() as broken:
-        failing(here, broken, OperationalError("SELECT", {}, Exception("server closed the connection")))
+    with failing(here, OperationalError("SELECT", {}, Exception("server closed the connection"))):
         report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
@@ -441,13 +445,11 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
     assert after.frames_booked == 1
 
 
-def test_a_pass_that_crashes_is_told_and_tried_again_soon(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_crashes_is_told_and_tried_again_soon(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    failing(here, monkeypatch, KeyError("nobody thought of this"))
-    report = dispatch(dispatcher, posting)
+    with failing(here, KeyError("nobody thought of this")):
+        report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, "nobody thought of this" in report.error) == (PassEnd.QUERY_ERROR, True)
     assert 1 < rests(here, posting) <= 2
@@ -457,13 +459,14 @@ AWAY = OperationalError("SELECT", {}, Exception("server closed the connection"))
 POISON = ProgrammingError("SELECT", {}, Exception("a row that no query can read"))
 
 
-def one_pass(here: Passes, dispatcher: Dispatcher, posting: str) -> dict[str, str]:
-    """End the cluster's cooldown, rouse it and pass over it; its posting afterwards."""
+def one_pass(here: Passes, dispatcher: Dispatcher, posting: str, error: Exception | None = None) -> dict[str, str]:
+    """End the cluster's cooldown, wake it and pass over it, which fails with the error; its posting afterwards."""
     for posted in here.postings.posted().values():
         here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
     here.sweeper._active = frozenset()
     here.sweeper.sweep()
-    dispatch(dispatcher, posting)
+    with failing(here, error) if error else nullcontext():
+        dispatch(dispatcher, posting)
     return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
 
 
@@ -474,10 +477,14 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
     posting = a_posting(here)
     shows = [next(iter(here.sweeper.clusters)).show_id]
     cooled: list[float] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise POISON.with_traceback(None)
+
     with monkeypatch.context() as broken:
-        # given a cluster whose passes fail ten times in a row
+        # given a cluster whose passes fail ten times in a row, near enough to have the whole traceback kept
+        broken.setattr(BacklogFeed, "follow", fail)
         for _ in range(10):
-            failing(here, broken, ProgrammingError("SELECT", {}, Exception("a row that no query can read")))
             one_pass(here, dispatcher, posting)
             cooled.append(rests(here, posting))
             # when something wakes it, then nobody looks at it
@@ -509,19 +516,12 @@ def end_cooldown(here: Passes, posting: str) -> None:
 
 
 def test_a_store_that_is_away_neither_counts_against_a_cluster_nor_acquits_it(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    failures = []
-    for error in (POISON, AWAY, RedisConnectionError("refused"), POISON):
-        with monkeypatch.context() as broken:
-            failing(here, broken, error)
-            failures.append(one_pass(here, dispatcher, posting)["failures"])
-    with monkeypatch.context() as emptied:
-        failing(here, emptied, NotReady("the counters are gone"))
-        failures.append(one_pass(here, dispatcher, posting)["failures"])
-    failures.append(one_pass(here, dispatcher, posting)["failures"])
+    met = (POISON, AWAY, RedisConnectionError("refused"), POISON, NotReady("the counters are gone"), None)
+    failures = [one_pass(here, dispatcher, posting, error)["failures"] for error in met]
     assert failures == ["1", "1", "1", "2", "2", "0"]
 
 
