@@ -88,9 +88,9 @@ test-debian: $(INSTALLED) ## Tests of what PostgreSQL is asked, and a small stre
 ifeq ($(DEBIAN_POSTGRES),)
 	@echo "skipped: Debian's PostgreSQL is not installed (apt-get install postgresql)"; test -z "$$CI"
 else
-	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) -m 'not long' $(PYTEST_ARGS) $(ON_DEBIAN)
+	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN) \
+		tests/e2e/test_row_by_row_stress.py
 	$(BIN)/python -m benchmarks stress --scale 0.2 --postgres $(DEBIAN_POSTGRES)
-	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(PYTEST) -m long $(PYTEST_ARGS) tests/e2e/test_row_by_row_stress.py
 endif
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
