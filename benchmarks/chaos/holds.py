@@ -1,4 +1,4 @@
-"""Hosts that are held for layers, as the duty holds them, and a witness of what is booked against a hold.
+"""Hosts that are reserved for layers, as the reservation task reserves them, and a witness of bookings there.
 
 The witness is in the database: a trigger that looks at each booking when its transaction is committed, while that still
 has the lock on its host, so it sees the hold that was there. The hold of a layer whose frame it booked is gone by then.
@@ -13,12 +13,12 @@ from sqlalchemy import Connection, text
 from opencue_sched.domain.hosts import Reservation
 from opencue_sched.store.reservations import grant_reservations
 
-# Longer than any frame of these runs; the duty ends most of them sooner, because their layers are not wide.
-HOLD_SECONDS = 600.0
+# Longer than any frame of these runs; the reservation task ends most of them sooner, because their layers are not wide.
+RESERVED_SECONDS = 600.0
 FREE_IN_SECONDS = 8.0
 MOST_AT_ONCE = 4
 
-# By the backfill rule a frame may be there whose layer has a history, where as much was idle as is promised: at the
+# By the backfill rule a frame may be there whose layer has a history, where as much was idle as is reserved: at the
 # best, the largest of those that the transaction booked on the host came last.
 _WITNESS = """
 CREATE TABLE chaos_against_hold (pk_proc varchar(36), why text);
@@ -76,6 +76,6 @@ def hold_hosts(connection: Connection, chance: random.Random) -> list[str]:
     for row in chance.sample(rows, min(len(rows), MOST_AT_ONCE)):
         cores = chance.randint(max(1, row.int_cores_min // 100), row.int_cores // 100)
         free_at = row.now + FREE_IN_SECONDS if chance.random() < 0.5 else None
-        holds[row.pk_host] = Reservation(row.pk_layer, row.pk_job, cores, 0, 0, row.now + HOLD_SECONDS, free_at)
+        holds[row.pk_host] = Reservation(row.pk_layer, row.pk_job, cores, 0, 0, row.now + RESERVED_SECONDS, free_at)
     names = {row.pk_host: row.str_name for row in rows}
     return sorted(names[host_id] for host_id in grant_reservations(connection, holds))

@@ -16,7 +16,7 @@ from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.shards import ALL_BUCKETS, Division, buckets, shards
-from opencue_sched.placement.host_cache import FIRST_READ_HOSTS, HOLD_SECONDS, HostCache
+from opencue_sched.placement.host_cache import FIRST_READ_HOSTS, TAKEN_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_buckets, fetch_groups, fetch_hosts_by_id
 
@@ -43,7 +43,7 @@ class HostFeed:
         settings: HostCacheSettings,
         *,
         instance: str,
-        hold_seconds: float = HOLD_SECONDS,
+        taken_seconds: float = TAKEN_SECONDS,
         division: Callable[[], Division] = tuple,
         found: Callable[[Collection[str]], object] = bool,
         clock: Callable[[], float] = time.monotonic,
@@ -63,7 +63,7 @@ class HostFeed:
         self.rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
         )
-        self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
+        self.cache = HostCache(settings, self._fetch, instance=instance, taken_seconds=taken_seconds, clock=clock)
 
     def refresh(self, cluster: Cluster) -> None:
         """Read those hosts of the cluster that are not here yet."""

@@ -27,7 +27,8 @@ FetchHosts = Callable[[str, Sequence[str] | None, Collection[int]], Sequence[Hos
 (domain/shards.py), in one query. With tags those that have any of them, and of more than FIRST_READ_HOSTS any so many;
 with None all there are."""
 
-HOLD_SECONDS = 12.0
+TAKEN_SECONDS = 12.0
+"""What a plan took and nobody settled counts as taken until a read that begins so much later."""
 REREAD_SECONDS = 10.0
 """Between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those whose
 news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
@@ -217,7 +218,7 @@ class HostCache:
     - Reads are ordered by when they *began*, on this process's clock; an older read never overwrites a newer one.
     - What a plan takes from a host is taken off at once. When its booking is committed, reads that begin later show it;
       when the booking was lost, it is idle again at once. What is never settled counts as taken until the first read
-      that begins ``hold_seconds`` later: longer than ``accounting.commit_deadline``, or the host would be given out
+      that begins ``taken_seconds`` later: longer than ``accounting.commit_deadline``, or the host would be given out
       again while its plan may still be committed. So a read that was under way during a commit does not bring back idle
       that the commit took; and cores that a read finds free are shown at once, not at the host's next report.
 
@@ -235,13 +236,13 @@ class HostCache:
         fetch: FetchHosts,
         *,
         instance: str = "",
-        hold_seconds: float = HOLD_SECONDS,
+        taken_seconds: float = TAKEN_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._fetch = fetch
         self._instance = instance
-        self._hold_seconds = hold_seconds
+        self._taken_seconds = taken_seconds
         self._clock = clock
         self._parts: dict[tuple[str, str], _Part] = {}
         self._entries: dict[str, _Entry] = {}
@@ -514,7 +515,7 @@ class HostCache:
         with self._lock:
             if self._shown.get(host.id) is not host:
                 return False
-            covered_from = self._clock() + self._hold_seconds
+            covered_from = self._clock() + self._taken_seconds
             by_proc = {proc_id: _Taken(resources, covered_from, layer_id) for proc_id, resources in taken.items()}
             self._entries[host.id].taken |= by_proc
             self._show(_less(host, by_proc))

@@ -188,7 +188,7 @@ class Process:
             self.settings.host_cache,
             instance=self.settings.instance,
             # A host must not be handed out again while what was planned on it may still be committed.
-            hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
+            taken_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
             division=self.division,
             found=lambda hosts: self.waker.note(hosts),
         )

@@ -152,7 +152,7 @@ def passes(
             changes,
             settings.host_cache,
             instance=instance,
-            hold_seconds=settings.accounting.commit_deadline + 2,
+            taken_seconds=settings.accounting.commit_deadline + 2,
         ),
         backlog,
         FramePermits(client, "cue"),

@@ -50,7 +50,7 @@ class Model:
         self.cache = HostCache(
             HostCacheSettings(host_staleness_threshold=1e9),
             self.fetch,
-            hold_seconds=1e9,
+            taken_seconds=1e9,
             instance="one",
             clock=lambda: self.now,
         )
