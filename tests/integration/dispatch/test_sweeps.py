@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator
 
 import pytest
@@ -11,22 +10,30 @@ from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.dispatch import sweep
-from opencue_sched.dispatch.sweep import Sweeper, SweepReport
+from opencue_sched.dispatch.sweep import NAP_SECONDS, Sweeper, SweepReport
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.pending import waiting_tags
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
-from tests.kit.polling import eventually
+from tests.kit.statements import listening
 
 FENCE_KEY = "cue:leader:beat:fence"
 
 
 @pytest.fixture
-def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+def clock() -> Clock:
+    """That of pauses and naps."""
+    return Clock()
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings, clock: Clock) -> Iterator[Passes]:
     with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
+        runner.sweeper = Sweeper(engine, runner.settings, runner.postings, clock=clock)
         yield runner
 
 
@@ -104,39 +111,35 @@ def test_clusters_that_a_reload_keeps_go_on_resting_and_one_that_is_new_is_sent_
 
 
 def test_the_clusters_are_read_at_their_interval_and_at_once_for_a_show_nobody_knew(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, engine: Engine, clock: Clock
 ) -> None:
     plant(engine)
-    loads: list[float] = []
-    load = sweep.load_clusters
+    readings: list[float] = []
+    queue = here.settings.queue.model_copy(update={"cluster_reload_interval": 8, "active_scan_interval": 3})
+    settings = here.settings.model_copy(update={"queue": queue})
+    sweeper = Sweeper(engine, settings, here.postings, on_reading=lambda: readings.append(clock()), clock=clock)
 
-    def loading(connection: Connection, settings: Settings) -> frozenset[Cluster]:
-        loads.append(time.monotonic())
-        return load(connection, settings)
-
-    monkeypatch.setattr(sweep, "load_clusters", loading)
-    queue = here.settings.queue.model_copy(update={"cluster_reload_interval": 0.8, "active_scan_interval": 0.3})
-    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.postings)
-
-    def next_load(wake_shows: Collection[str] = ()) -> float:
-        """Seconds from one reading of the clusters to the next."""
-        known = len(loads)
-        eventually(lambda: sweeper.sweep(wake_shows=wake_shows) and len(loads) > known)
-        return loads[-1] - loads[-2]
+    def next_reading(wake_shows: Collection[str] = ()) -> float:
+        """Seconds from one reading of the clusters to the next, with a sweep each second."""
+        known = len(readings)
+        while len(readings) == known:
+            clock.advance(1)
+            sweeper.sweep(wake_shows=wake_shows)
+        return readings[-1] - readings[-2]
 
     sweeper.sweep()
-    assert next_load() >= 0.8
-    known = len(loads)
+    assert next_reading() == 8
+    known = len(readings)
     sweeper.sweep(wake_shows=["a show nobody knew"])
-    assert len(loads) == known + 1
-    assert 0.299 <= next_load(wake_shows=["the next of such"]) < 0.8
-    assert next_load() >= 0.8
+    assert len(readings) == known + 1
+    assert next_reading(wake_shows=["the next of such"]) == 3
+    assert next_reading() == 8
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "found by a scan"])
 @pytest.mark.parametrize("spelled", ["new", "Ne W"])
 def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
-    here: Passes, engine: Engine, spelled: str, announced: bool
+    here: Passes, engine: Engine, clock: Clock, spelled: str, announced: bool
 ) -> None:
     # given work for a tag that no host has, on a farm whose clusters were read a moment ago
     with engine.begin() as connection:
@@ -149,19 +152,15 @@ def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
     with engine.begin() as connection:
         host = Farm(connection).host(name="new", tags=[spelled], hostname_tag=False)
 
-    # then its cluster is sent for
-    def sent_for() -> bool:
-        report = here.sweeper.sweep(wake_hosts=[host.id] if announced else [])
-        return ("new",) in [cluster.tags for cluster, _ in report.send]
-
-    if announced:
-        assert sent_for()
-    else:  # what is not announced is asked for once an active_scan_interval
-        eventually(sent_for, 20.0)
+    # then its cluster is sent for; what is not announced is asked for once an active_scan_interval
+    if not announced:
+        clock.advance(here.settings.queue.active_scan_interval)
+    report = here.sweeper.sweep(wake_hosts=[host.id] if announced else [])
+    assert ("new",) in [cluster.tags for cluster, _ in report.send]
 
 
 def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, engine: Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given work for a tag on a host of an allocation without a subscription of its show, and for one on no host
     with engine.begin() as connection:
@@ -176,26 +175,21 @@ def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
         return load(connection, settings)
 
     monkeypatch.setattr(sweep, "load_clusters", loading)
-    queue = here.settings.queue.model_copy(update={"active_scan_interval": 0.001})
-    sweeper = Sweeper(engine, here.settings.model_copy(update={"queue": queue}), here.postings)
     for _ in range(3):
-        sweeper.sweep(wake_hosts=[host.id])
-        sweeper.sweep()
+        here.sweeper.sweep(wake_hosts=[host.id])
+        clock.advance(here.settings.queue.active_scan_interval)
+        here.sweeper.sweep()
     assert len(loads) == 1
 
 
-def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(here: Passes, engine: Engine) -> None:
     plant(engine)
 
     def fail(*_: object) -> None:
         raise RedisConnectionError("gone")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(sweep, "load_clusters", fail)
-        with pytest.raises(RedisConnectionError):
-            here.sweeper.sweep()
+    with listening(here.engine, "before_cursor_execute", fail), pytest.raises(RedisConnectionError):
+        here.sweeper.sweep()
     assert len(here.sweeper.sweep().send) == 1
 
 
@@ -227,13 +221,14 @@ def test_while_every_cluster_rests_periodic_sweeps_do_without_a_scan(here: Passe
 
 
 def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_second(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, engine: Engine, clock: Clock
 ) -> None:
     plant(engine)
     with engine.connect() as connection:
         host = connection.execute(text("SELECT pk_host FROM host")).scalar_one()
     asked = scans_of(here.engine)
     put_to_rest(here, here.sweeper.sweep())
+    clock.advance(0.9)
     assert len(here.sweeper.sweep(wake_hosts=[host]).send) == 1
     assert asked() == 1
 
@@ -241,19 +236,19 @@ def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_seco
     here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])
     here.sweeper.sweep(wake_hosts=["nobody"])
     assert asked() == 3
-    monkeypatch.setattr(sweep, "_SCAN_BELIEVED_SECONDS", 0.0)
+    clock.advance(1.1)
     here.sweeper.sweep(wake_hosts=[host])
     assert asked() == 4
 
 
 def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, engine: Engine, clock: Clock
 ) -> None:
     # Given a sweeper of a process that knows where work waits, and a farm whose cluster does not sleep
     plant(engine)
     with engine.connect() as connection:
         waiting = waiting_tags(connection, None)
-    sweeper = Sweeper(here.engine, here.settings, here.postings, waiting=lambda: waiting)
+    sweeper = Sweeper(here.engine, here.settings, here.postings, waiting=lambda: waiting, clock=clock)
     asked = scans_of(here.engine)
     # When periodic sweeps follow each other, then the first one scans, and each finds the work
     assert [sweeper.sweep(may_nap=True).active for _ in range(5)] == [1] * 5
@@ -262,7 +257,7 @@ def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
     sweeper.reload()
     sweeper.sweep(may_nap=True)
     assert asked() == 2
-    monkeypatch.setattr(sweep, "_BACKLOG_BELIEVED_SECONDS", 0.0)
+    clock.advance(10)
     sweeper.sweep(may_nap=True)
     assert asked() == 3
 
@@ -283,15 +278,18 @@ def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, en
     assert asked() == 1
 
 
-def test_a_nap_ends_by_itself(here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a farm with nothing to do, and work nobody tells of
-    monkeypatch.setattr(sweep, "NAP_SECONDS", 0.1)
-    assert here.sweeper.sweep(may_nap=True).send == ()
+def test_a_nap_ends_by_itself(here: Passes, engine: Engine, clock: Clock) -> None:
+    # given a farm whose clusters rest, and one with work nobody tells of
     plant(engine)
-    here.sweeper.reload()
+    put_to_rest(here, here.sweeper.sweep())
+    _set_waiting(engine, "DEPEND")
+    assert here.sweeper.sweep(may_nap=True).send == ()
+    _set_waiting(engine, "WAITING")
+    assert here.sweeper.sweep(may_nap=True).send == ()
 
     # then it is found after the nap
-    eventually(lambda: len(here.sweeper.sweep(may_nap=True).send) == 1)
+    clock.advance(NAP_SECONDS)
+    assert len(here.sweeper.sweep(may_nap=True).send) == 1
 
 
 @pytest.mark.parametrize("failure", [FencedOff("succeeded"), RedisConnectionError("gone")])
