@@ -18,7 +18,7 @@ from opencue_sched.domain.units import duration_text
 from opencue_sched.errors import StoreUnusable
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.insight.explain import PassesSaid, explain_job, explanation_lines, passes_over
+from opencue_sched.insight.explain import NOTHING_SAID, PassesSaid, explain_job, explanation_lines, passes_over
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.frame_logs import deaths_of
 from opencue_sched.insight.health import describe_failure
@@ -60,7 +60,7 @@ def _passes(job_id: str, show_id: str) -> PassesSaid:
             return passes_over(client, get_settings(), job_id, show_id)
     except (redis.RedisError, StoreUnusable) as error:
         click.echo(f"note: {describe_failure(error, get_settings())}; the last verdicts are not known", err=True)
-        return {}, (), {}, ()
+        return NOTHING_SAID
 
 
 @TOP.on_farm("explain demo-sh010-alice_comp_v001 --layer render")
@@ -79,7 +79,7 @@ def explain_command(engine: Engine, job: NamedRow, layer: str | None) -> Done:
         ids = layer_ids(connection, job, [] if layer is None else [layer])
         deaths = deaths_of(connection, job.id)
         passes = _passes(job.id, job_of(connection, job.id).show_id)
-        found = explain_job(connection, job.id, get_settings(), *passes, deaths)
+        found = explain_job(connection, job.id, get_settings(), passes, deaths)
     found = replace(found, layers=tuple(layer for layer in found.layers if ids is None or layer["id"] in ids))
     return Done(explanation_lines(found, every_reason=layer is not None), asdict(found))
 

@@ -185,7 +185,7 @@ def list_jobs(
 
     def find(most: int) -> Sequence[jobs.JobView]:
         of_show = show and show.id
-        return ask(engine, jobs.list_jobs, show_id=of_show, state=_STATES[state], **wanted, by_wait=False, most=most)
+        return ask(engine, jobs.list_jobs, show_id=of_show, state=_STATES[state], **wanted, most=most)
 
     if watched:
         _COLUMNS.watch(lambda rows: find(min(most, rows)))

@@ -183,7 +183,7 @@ def _look(engine: Engine, client: redis.Redis, settings: Settings, chosen: Chose
         with engine.connect() as connection:
             passes = passes_over(client, settings, chosen.explained, job_of(connection, chosen.explained).show_id)
             deaths = deaths_of(connection, chosen.explained)
-            found = explain_job(connection, chosen.explained, settings, *passes, deaths)
+            found = explain_job(connection, chosen.explained, settings, passes, deaths)
         return Read(view, [found.job, *explanation_lines(found)])
     except NoResultFound:
         return Read(view, ["the job is gone"])

@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import redis
@@ -118,62 +117,69 @@ class Explanation:
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassesSaid:
+    """What passes over the clusters of a job's show said last, as Redis has it; empty where Redis does not answer."""
+
+    verdicts: Mapping[str, Sequence[RecordedVerdict]] = field(default_factory=dict)
+    """The recorded verdicts of the job's layers, by layer id."""
+    skipped: Sequence[SkippedCluster] = ()
+    """The clusters that no pass looks at now."""
+    unreached: Mapping[str, str] = field(default_factory=dict)
+    """The hosts that workers do not reach, as `unreached_hosts` has them."""
+    shortages: Sequence[RecordedShortages] = ()
+    """What layers of the show wait for that no pass looked at by themselves."""
+
+
+NOTHING_SAID = PassesSaid()
+"""What passes said where Redis does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _JobFacts:
+    """What the reasons of each layer of a job rest on, read once for all of them."""
+
+    job: jobs.JobView
+    whole: Sequence[WaitReason]
+    """The reasons for which every layer of the job waits."""
+    layers: Sequence[jobs.LayerView]
+    hosts: Sequence[Row[Any]]
+    subscriptions: Sequence[Row[Any]]
+    limits: Mapping[str, Row[Any]]
+    """All limits, by name."""
+    rank: Mapping[str, Any] | None
+    said: PassesSaid
+    settings: Settings
+    now: float
+    """Epoch seconds of this machine."""
+
+
 def explain_job(
     connection: Connection,
     job_id: str,
     settings: Settings,
-    verdicts: Mapping[str, Sequence[RecordedVerdict]],
-    skipped: Sequence[SkippedCluster] = (),
-    unreached: Mapping[str, str] = MappingProxyType({}),
-    shortages: Sequence[RecordedShortages] = (),
+    said: PassesSaid = NOTHING_SAID,
     deaths: Sequence[Deaths] = (),
 ) -> Explanation:
-    """Explain a job. ``verdicts``, ``skipped``, ``unreached`` and ``shortages`` are those of passes_over, empty when
-    Redis does not answer; ``deaths`` those of frame_logs.deaths_of, which reads logs."""
+    """Explain a job. ``deaths`` are those of frame_logs.deaths_of, which reads logs."""
     job = jobs.job_of(connection, job_id)
-    subscriptions = list_subscriptions(connection, show_id=job.show_id)
-    whole = [*switch_reasons(job)]
-    if (scope := settings.scheduler.facility) not in (None, job.facility):
-        text = f"the job is in facility {job.facility}; this scheduler works on {scope} only"
-        whole.append(WaitReason("facility", text))
-    whole += _of_subscriptions(job, subscriptions)
-    for folder in list_folders(connection, job.show_id):
-        whole += _of_caps(job, folder) if folder.id == job.folder_id else []
     layers = jobs.layers_of(connection, job_id)
-    hosts = _hosts_of(connection, layers)
-    of_its_tags = {host.host for host in hosts}
-    settle_window = settings.accounting.limit_settle_window_seconds
-    limits = {limit.name: limit for limit in fetch_limits(connection, settle_window).values()}
+    facts = _facts_of(connection, job, layers, settings, said)
     depends = jobs.depends_of(connection, job_id)
-    now = time.time()
-    found = figures.rank(connection, job_id)
-    rank = None if found is None else {**found._asdict(), "drawn": settings.queue.priority_draw}
     explained = []
     for layer in layers:
-        reasons: list[WaitReason] = []
-        newest = most_telling(verdicts.get(layer.id, ()))
-        if layer.waiting:
-            reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, now)]
-            full = [limits[name] for name in layer.limits if name in limits and limits[name].left == 0]
-            reasons += _of_limits(connection, full, layer, hosts, settings)
-            reasons += _of_hosts(layer, job, hosts, subscriptions, settings)
-            if newest is None or now - newest.at > BELIEVED_SECONDS:
-                said = [*_as_another(layer, layers, verdicts, now), *_of_requirements(layer, shortages, now)]
-                behind = [*said[:1], *_behind(layer, layers, rank)]
-            else:
-                behind = []
-            reasons = [*_in_order(reasons, behind, newest, now), *_of_memory(layer)]
-        reasons += _of_states(layer, depends, job.name)
+        reasons = [*_why_waiting(connection, facts, layer), *_of_states(layer, depends, job.name)]
         died = [death for death in deaths if death.layer_id == layer.id]
         counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
         explained.append({"layer": layer.name, "id": layer.id, **counts, "reasons": reasons, "deaths": died})
+    of_its_tags = {host.host for host in facts.hosts}
     return Explanation(
         job.name,
         job_id,
         job.state,
-        rank,
+        facts.rank,
         silent_hosts(connection, settings, job),
-        tuple(_unreached(connection, settings, job, layers, unreached)),
+        tuple(_unreached(connection, settings, job, layers, said.unreached)),
         tuple(words for host, words in find_breaking_hosts(connection, settings).items() if host in of_its_tags),
         tuple(explained),
         tuple(
@@ -183,23 +189,63 @@ def explain_job(
     )
 
 
-PassesSaid = tuple[
-    Mapping[str, Sequence[RecordedVerdict]],
-    Sequence[SkippedCluster],
-    Mapping[str, str],
-    Sequence[RecordedShortages],
-]
+def _facts_of(
+    connection: Connection, job: jobs.JobView, layers: Sequence[jobs.LayerView], settings: Settings, said: PassesSaid
+) -> _JobFacts:
+    """Read what the reasons of a job's layers rest on: as many statements however many layers there are."""
+    subscriptions = list_subscriptions(connection, show_id=job.show_id)
+    whole = [*switch_reasons(job)]
+    if (scope := settings.scheduler.facility) not in (None, job.facility):
+        text = f"the job is in facility {job.facility}; this scheduler works on {scope} only"
+        whole.append(WaitReason("facility", text))
+    whole += _of_subscriptions(job, subscriptions)
+    for folder in list_folders(connection, job.show_id):
+        whole += _of_caps(job, folder) if folder.id == job.folder_id else []
+    rank = figures.rank(connection, job.id)
+    return _JobFacts(
+        job=job,
+        whole=whole,
+        layers=layers,
+        hosts=_hosts_of(connection, layers),
+        subscriptions=subscriptions,
+        limits={
+            limit.name: limit
+            for limit in fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
+        },
+        rank=None if rank is None else {**rank._asdict(), "drawn": settings.queue.priority_draw},
+        said=said,
+        settings=settings,
+        now=time.time(),
+    )
+
+
+def _why_waiting(connection: Connection, facts: _JobFacts, layer: jobs.LayerView) -> list[WaitReason]:
+    """The reasons for which the waiting frames of a layer wait, the one to change first; none where no frame waits."""
+    if not layer.waiting:
+        return []
+    job, said, now = facts.job, facts.said, facts.now
+    reasons = [*facts.whole, *_of_clusters(layer, job, said.skipped), *_of_start(layer, now)]
+    full = [facts.limits[name] for name in layer.limits if name in facts.limits and facts.limits[name].left == 0]
+    reasons += _of_limits(connection, full, layer, facts.hosts, facts.settings)
+    reasons += _of_hosts(layer, job, facts.hosts, facts.subscriptions, facts.settings)
+    newest = most_telling(said.verdicts.get(layer.id, ()))
+    behind: list[WaitReason] = []
+    if newest is None or now - newest.at > BELIEVED_SECONDS:
+        alike = [
+            *_as_another(layer, facts.layers, said.verdicts, now),
+            *_of_requirements(layer, said.shortages, now),
+        ]
+        behind = [*alike[:1], *_behind(layer, facts.layers, facts.rank)]
+    return [*_in_order(reasons, behind, newest, now), *_of_memory(layer)]
 
 
 def passes_over(client: redis.Redis, settings: Settings, job_id: str, show_id: str) -> PassesSaid:
-    """What passes said of the layers of a job, the clusters that no pass looks at now, the hosts that workers do not
-    reach (`unreached_hosts`), and what layers of the job's show wait for that no pass looked at by themselves. Raises
-    RedisError."""
+    """Read what passes said of a job and its show. Raises RedisError."""
     namespace = settings.coordination.namespace
     verdicts = VerdictLog(client, namespace)
     unreached = unreached_hosts(list_members(client, namespace))
     skipped = cluster_postings(client, settings).skipped()
-    return verdicts.of_jobs([job_id])[job_id], skipped, unreached, verdicts.of_show(show_id)
+    return PassesSaid(verdicts.of_jobs([job_id])[job_id], skipped, unreached, verdicts.of_show(show_id))
 
 
 def _in_order(

@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.verdicts import BELIEVED_SECONDS, RecordedVerdict, VerdictLog, most_telling
 from opencue_sched.domain.clusters import spelled_tags
-from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.insight.breaking_hosts import find_breaking_hosts
@@ -34,7 +33,7 @@ from opencue_sched.insight.limit_words import why_open
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.jobs import list_jobs
+from opencue_sched.store.jobs import list_jobs_by_wait
 from opencue_sched.store.limits import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
@@ -86,8 +85,7 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
     with engine.connect() as connection:
         groups = figures.host_groups(connection, facility, staleness=settings.host_cache.host_staleness_threshold)
         shows = show_uses(connection, facility)
-        wanted = {"facility": facility, "show_part": show, "part": job, "state": JobState.PENDING.value}
-        jobs = list_jobs(connection, **wanted, by_wait=True, most=MOST_JOBS)
+        jobs = list_jobs_by_wait(connection, facility=facility, show_part=show, part=job, most=MOST_JOBS)
         unreached = {layer.job_id: layer for layer in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
         limits = fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()

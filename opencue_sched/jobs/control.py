@@ -137,7 +137,7 @@ class JobControl:
         return FramesChanged(tuple(changed), tuple(deferred))
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
-        frames = jobs.frames_of(connection, frame_ids=frame_ids)
+        frames = jobs.frames_by_id(connection, frame_ids)
         _lock_frames(connection, frames)
         held = release.counters_of(frames) | wider
         release.lock_counters(connection, held)
@@ -165,8 +165,8 @@ def _lock_frames(connection: Connection, frames: Sequence[jobs.FrameView]) -> No
 
 
 def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
-    _lock_frames(connection, jobs.frames_of(connection, frame_ids=frame_ids))
-    before = jobs.frames_of(connection, frame_ids=frame_ids)
+    _lock_frames(connection, jobs.frames_by_id(connection, frame_ids))
+    before = jobs.frames_by_id(connection, frame_ids)
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()

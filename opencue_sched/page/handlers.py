@@ -35,7 +35,7 @@ from opencue_sched.insight.frame_logs import Deaths, deaths_among, end_of_log
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
-from opencue_sched.store.jobs import dead_frames, frames_of, job_of
+from opencue_sched.store.jobs import dead_frames, frames_by_id, job_of
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
@@ -115,7 +115,7 @@ class FarmReader:
         """Raises NoResultFound where there is no such job."""
         show_id = ask(self._engine, job_of, job_id).show_id
         passes = passes_over(self._redis, self.settings, job_id, show_id)
-        found = ask(self._engine, explain_job, job_id, self.settings, *passes)
+        found = ask(self._engine, explain_job, job_id, self.settings, passes)
         deaths, note = self._deaths(ask(self._engine, dead_frames, job_id))
         lines = explanation_lines(found, every_reason=True)
         return {
@@ -143,7 +143,7 @@ class FarmReader:
         """The end of the log of a frame; None where there is no such frame, or its log is not visible here. Raises
         TimeoutError where the file server does not answer, and SQLAlchemyError."""
         loop = asyncio.get_running_loop()
-        frames = await loop.run_in_executor(self._thread, partial(ask, self._engine, frames_of, frame_ids=[frame_id]))
+        frames = await loop.run_in_executor(self._thread, partial(ask, self._engine, frames_by_id, [frame_id]))
         if not frames:
             return None
         path = log_path(frames[0].log_dir, frames[0].job, frames[0].name)

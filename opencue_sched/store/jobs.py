@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import IntegrityError, NoResultFound
 
-from opencue_sched.domain.states import FrameState
+from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.limit_bindings import bind_by_hand
 from opencue_sched.store.pending import USED, countable
@@ -235,26 +235,33 @@ Depend = Row[Any]
 """What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
 
 
+_ANY_JOB = dict.fromkeys(("jobs", "show", "facility", "user_name", "state", "show_part", "part"))
+"""The parameters of `_JOBS` that choose jobs, none of which chooses."""
+
+
 def list_jobs(
     connection: Connection,
     *,
     job_ids: Collection[str] | None = None,
     show_id: str | None = None,
-    facility: str | None = None,
     user: str | None = None,
     state: str | None = None,
-    show_part: str | None = None,
     part: str | None = None,
-    by_wait: bool = False,
     most: int = 1_000_000,
 ) -> Sequence[JobView]:
-    """Jobs of a show, facility (by name), user or state, with ``part`` in their name or ``show_part`` in their show's;
-    live ones first, by priority and age. ``by_wait``: those that wait and of which nothing runs first, then the others
-    that wait, by how long they do."""
+    """Jobs of these ids, a show, user or state, with ``part`` in their name; live ones first, by priority and age."""
     ids = None if job_ids is None else list(job_ids)
-    wanted = {"show": show_id, "facility": facility, "user_name": user, "state": state, "part": part}
-    statement = _BY_WAIT if by_wait else _BY_PRIORITY
-    return connection.execute(statement, {**wanted, "show_part": show_part, "jobs": ids, "most": most}).all()
+    wanted = {**_ANY_JOB, "jobs": ids, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
+    return connection.execute(_BY_PRIORITY, wanted).all()
+
+
+def list_jobs_by_wait(
+    connection: Connection, *, facility: str | None, show_part: str, part: str, most: int
+) -> Sequence[JobView]:
+    """Pending jobs of a facility (by name), with ``part`` in their name and ``show_part`` in their show's: those that
+    wait and of which nothing runs first, then the others that wait, by how long they do."""
+    wanted = {"facility": facility, "show_part": show_part, "part": part, "state": JobState.PENDING.value}
+    return connection.execute(_BY_WAIT, {**_ANY_JOB, **wanted, "most": most}).all()
 
 
 def job_of(connection: Connection, job_id: str) -> JobView:
@@ -273,17 +280,16 @@ def frames_of(
     connection: Connection,
     job_id: str | None = None,
     *,
-    frame_ids: Collection[str] | None = None,
     layer_ids: Collection[str] | None = None,
     numbers: Collection[int] | None = None,
     states: Collection[FrameState] | None = None,
     named: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[FrameView]:
-    """Frames in dispatch order, of a job, these ids, layers, numbers and states, of this name or id; None is any."""
+    """Frames in dispatch order, of a job, these layers, numbers and states, of this name or id; None is any."""
     wanted = {
         "job": job_id,
-        "frames": None if frame_ids is None else list(frame_ids),
+        "frames": None,
         "named": named,
         "layers": None if layer_ids is None else list(layer_ids),
         "numbers": None if numbers is None else list(numbers),
@@ -291,6 +297,12 @@ def frames_of(
         "most": most,
     }
     return connection.execute(_FRAMES, wanted).all()
+
+
+def frames_by_id(connection: Connection, frame_ids: Collection[str]) -> Sequence[FrameView]:
+    """The frames of these ids in dispatch order; one that is no more is left out."""
+    anything = dict.fromkeys(("job", "named", "layers", "numbers", "states"))
+    return connection.execute(_FRAMES, {**anything, "frames": list(frame_ids), "most": len(frame_ids)}).all()
 
 
 def dead_frames(connection: Connection, job_id: str) -> Sequence[DeadFrames]:

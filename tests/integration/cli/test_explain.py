@@ -573,7 +573,7 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
     def statements() -> int:
         sent.clear()
         with engine.connect() as connection:
-            explain_job(connection, work.job.id, settings, {})
+            explain_job(connection, work.job.id, settings)
         return len(sent)
 
     alone = statements()
