@@ -142,8 +142,8 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
     ended = [(frame, shows[frame.id]) for frame in stopped.values()]
     release.record_runs(connection, deleted, ended, _peaks(stopped.values(), starved))
-    # Frames that are killed with their job end after the job did.
-    over_before = {ending.run.job_id for ending in endings if ending.run.job_state == JobState.FINISHED}
+    # Frames that are killed with their job end after the job did, which may have been after their runs were read.
+    over_before = {frame.job_id for frame in stopped.values() if frame.job_state == JobState.FINISHED}
     release.record_last_runs(connection, {*finished_jobs, *over_before})
     failed_runs.note_failures(
         connection,

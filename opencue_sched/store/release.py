@@ -50,7 +50,8 @@ _STOPPED = """
               stop.exit_status = 0 AS success, coalesce(stop.max_rss_kb, 0) AS max_rss_kb,
               CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8)
                 AS seconds,
-              frame.int_cores AS centicores, frame.int_gpus AS gpus
+              frame.int_cores AS centicores, frame.int_gpus AS gpus,
+              (SELECT job.str_state FROM job WHERE job.pk_job = frame.pk_job) AS job_state
 """
 _STOP_FRAMES = text(_STOPPED)
 # One message: what the frame triggers and the release write is locked, in the order of every transaction, and the
@@ -143,7 +144,7 @@ _SET_FRAME_STATES = text(
 ChangedFrame = Row[Any]
 """A frame whose state a call changed: its ``id``, ``layer_id`` and ``job_id``; ``state`` is what the triggers made of
 it (DEPEND). One that was stopped also has ``success`` and the ``max_rss_kb``, ``seconds``, ``centicores`` and ``gpus``
-of its run."""
+of its run, and the ``job_state`` of its job."""
 
 
 Counters = frozenset[tuple[str, str]]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from structlog.testing import capture_logs
 
+from opencue_sched.clients.postgres import OURS
 from opencue_sched.domain.states import FrameState
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.jobs.control import JobControl
@@ -19,6 +20,7 @@ from opencue_sched.settings import Release
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.kit.counted import Counted
 from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, ScriptedKiller, complete_frame, start
+from tests.kit.statements import listening
 
 
 @pytest.mark.parametrize(
@@ -353,6 +355,30 @@ def test_the_history_of_a_killed_job_includes_the_runs_that_end_with_it(engine: 
     complete_frame(engine, run.report(exit_status=1, exit_signal=9))
 
     # then what it took is in the history of the job and of the layer
+    for table in ("job_history", "layer_history"):
+        past = view.one(f"SELECT * FROM {table} WHERE pk_job = :job", job=run.job.id)  # noqa: S608
+        assert past.int_core_time_fail >= 2000
+
+
+def test_the_history_includes_a_run_that_ends_while_its_job_is_killed(engine: Engine, view: FarmView) -> None:
+    # given a job with a frame that has run for a thousand seconds
+    run = start(view, LayerSpec(frames=2, optimize=False))
+    view.run_sql("UPDATE frame SET ts_started = now() - interval '1000 seconds' WHERE str_state = 'RUNNING'")
+    impatient = create_engine(engine.url, connect_args={"application_name": OURS, "options": "-c lock_timeout=1ms"})
+    control = JobControl(Releaser(impatient), ScriptedKiller(Fate.UNREACHABLE))
+    killed: list[bool] = []
+
+    def kill(*_: object) -> None:
+        if not killed:
+            killed.append(control.kill_job(run.job.id, reason="a test").finished)
+
+    # when it is killed while the frame's end has read what runs, and has not locked the job's counters
+    with listening(engine, "after_cursor_execute", kill):
+        complete_frame(engine, run.report(exit_status=1, exit_signal=9))
+    impatient.dispose()
+
+    # then what it took is in the history of the job and of the layer
+    assert (killed, view.job_state(run.job)) == ([True], "FINISHED")
     for table in ("job_history", "layer_history"):
         past = view.one(f"SELECT * FROM {table} WHERE pk_job = :job", job=run.job.id)  # noqa: S608
         assert past.int_core_time_fail >= 2000
