@@ -169,8 +169,8 @@ def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts)
         yield _ok("schema", f"{by_triggers}: {why}")
 
 
-def _privileges(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    if missing := missing_privileges(connection):
+def _privileges(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    if missing := missing_privileges(connection, facts.origin):
         remedy = "grant it: docs/tasks/database-user.md has the statements"
         yield _fail("privileges", f"the database user lacks {listed(missing)}", remedy)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
+from opencue_sched.store.schema import Origin
+
 READ = (
     "config",
     "dept",
@@ -12,9 +14,11 @@ READ = (
     "opencue_sched_version",
     "show_alias",
     "show_service",
-    "task_lock",
 )
 """Tables that our processes and commands read alone."""
+
+READ_ON_OUR_SCHEMA = ("task_lock",)
+"""Tables that are read only where opencue-sched made the schema: finished jobs of a Cuebot's are moved by that."""
 
 CHANGED = (
     "alloc",
@@ -94,9 +98,10 @@ def missing_tables(connection: Connection) -> list[str]:
     return list(connection.execute(_ABSENT, {"names": ours}).scalars())
 
 
-def missing_privileges(connection: Connection) -> list[str]:
-    """What our user lacks, such as ``DELETE on host_tag``."""
-    wanted = [(name, "SELECT") for name in READ] + [(name, privilege) for name in CHANGED for privilege in CHANGES]
+def missing_privileges(connection: Connection, origin: Origin) -> list[str]:
+    """What our user lacks in a schema of that ``origin``, such as ``DELETE on host_tag``."""
+    read = READ if origin == "cuebot" else (*READ, *READ_ON_OUR_SCHEMA)
+    wanted = [(name, "SELECT") for name in read] + [(name, privilege) for name in CHANGED for privilege in CHANGES]
     names, privileges = zip(*wanted, strict=True)
     rows = connection.execute(_MISSING, {"names": list(names), "privileges": list(privileges)})
     return [f"{row.privilege} on {row.name}" for row in rows]

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, make_url, text
 
 from opencue_sched.settings import Settings
-from opencue_sched.store.privileges import CHANGED, CHANGES, READ
+from opencue_sched.store.privileges import CHANGED, CHANGES, READ, READ_ON_OUR_SCHEMA
 
 
 @contextmanager
@@ -31,7 +31,8 @@ def as_user(settings: Settings, user: str) -> Settings:
 def grant_what_doctor_asks_for(engine: Engine, user: str) -> None:
     """Just these privileges, and no others."""
     with engine.connect() as connection:
-        read = [name for name in READ if connection.scalar(text("SELECT to_regclass(:name)"), {"name": name})]
+        asked = text("SELECT to_regclass(:name)")
+        read = [name for name in (*READ, *READ_ON_OUR_SCHEMA) if connection.scalar(asked, {"name": name})]
     run_all(
         engine,
         f"GRANT SELECT ON {', '.join(read)} TO {user}",

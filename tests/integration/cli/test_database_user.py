@@ -19,7 +19,7 @@ from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Settings
 from tests.kit.command import Cli
-from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for
+from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for, run_all
 from tests.kit.noting_rqd import noting_rqd
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -171,3 +171,18 @@ def test_every_command_that_changes_something_works_with_the_privileges_that_doc
     assert "".join(failed) == ""
     run = {command for command in every_command() if any(f"{line} ".startswith(f"{command} ") for line in lines)}
     assert set(every_command()) == run | READ_ALONE | CHANGE_REDIS | RUN_ELSEWHERE
+
+
+@pytest.mark.parametrize(("origin", "asked"), [("cuebot", False), ("opencue-sched", True)])
+def test_doctor_asks_for_the_table_of_finished_jobs_only_where_it_is_read(
+    cli: Cli, engine: Engine, settings: Settings, environment: pytest.MonkeyPatch, origin: str, asked: bool
+) -> None:
+    run_all(engine, f"UPDATE opencue_sched_origin SET origin = '{origin}'")  # noqa: S608
+    with database_user(engine) as user:
+        grant_what_doctor_asks_for(engine, user)
+        run_all(engine, f"REVOKE ALL ON task_lock FROM {user}")
+        environment.setenv("OPENCUE_SCHED_DATABASE_URL", as_user(settings, user).sqlalchemy_url)
+        told = [line for line in cli("doctor").out.splitlines() if "privileges" in line]
+    assert [" ".join(line.split()) for line in told] == (
+        ["FAIL privileges the database user lacks SELECT on task_lock"] if asked else []
+    )
