@@ -3,9 +3,10 @@ them says who did it, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection, Engine
@@ -21,6 +22,9 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.store import jobs
 from opencue_sched.store.comments import add_comment
 from opencue_sched.store.named_rows import NamedRow
+
+if TYPE_CHECKING:
+    from opencue_sched.reports.completion import Note
 
 
 def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callable[[Body], Body]:
@@ -74,12 +78,24 @@ def _found(engine: Engine, columns: Columns, **wanted: Any) -> list[NamedRow]:
     return [NamedRow(job.id, job.name) for job in found]
 
 
-def comment_on_jobs(connection: Connection, job_ids: Sequence[str], did: str, reason: str | None) -> None:
-    """Write on jobs what the person who runs this command did to them, as a comment that Cuebot's tools show, too."""
+def comment_on_jobs(
+    connection: Connection, job_ids: Sequence[str], did: str, reason: str | None, *, comment_id: str | None = None
+) -> None:
+    """Write on jobs what the person who runs this command did to them, as a comment that Cuebot's tools show, too. With
+    a ``comment_id``, of one job, a comment of that id is changed."""
     user, message = current_user() or NOBODY, who_and_why(did, reason)
-    add_comment(connection, "job", job_ids, user=user, subject=did, message=message)
+    add_comment(connection, "job", job_ids, user=user, subject=did, message=message, comment_id=comment_id)
 
 
-def commenting(job_id: str, did: str, reason: str | None) -> Callable[[Connection], None]:
-    """`comment_on_jobs` as a step of whoever does it, so that nothing is done without its comment."""
-    return lambda connection: comment_on_jobs(connection, [job_id], did, reason)
+def commenting(job_id: str, verb: str, reason: str | None, *, of_frames: bool = True) -> Note:
+    """One comment on a job as a step of whoever changes its frames, or (not ``of_frames``) all of the job, in as many
+    transactions as that takes: nothing is done without it."""
+    frames: set[str] = set()
+    comment_id = str(uuid.uuid4())
+
+    def note(connection: Connection, frame_ids: Collection[str]) -> None:
+        frames.update(frame_ids)
+        did = f"{counted(len(frames), 'frame')} {verb}" if of_frames else verb
+        comment_on_jobs(connection, [job_id], did, reason, comment_id=comment_id)
+
+    return note

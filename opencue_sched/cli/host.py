@@ -9,7 +9,7 @@ from typing import Any
 import click
 from sqlalchemy import Connection, Engine, Row
 
-from opencue_sched.cli.chosen_jobs import comment_on_jobs
+from opencue_sched.cli.chosen_jobs import commenting
 from opencue_sched.cli.comments import add_comment_command, comments_column
 from opencue_sched.cli.deferred import control, force_option, reason_option, settle, who_and_why
 from opencue_sched.cli.inputs import (
@@ -356,10 +356,8 @@ def kill(
     with control(engine) as (jobs_control, alive):
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
-                result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason))
-            if result.changed:
-                with engine.begin() as connection:
-                    comment_on_jobs(connection, [job.id], f"{counted(len(result.changed), 'frame')} killed", reason)
+                note = commenting(job.id, "killed", reason)
+                result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason), note=note)
             results.append(settle(engine, job, result, alive, force=force))
     killed = [frame for ended, _ in results for frame in ended.changed]
     deferred = [frame for ended, _ in results for frame in ended.deferred]

@@ -320,11 +320,12 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
     unknown = set(depend_ids) - {depend.id for depend in ask(engine, jobs.depends_of, job.id)}
     if unknown:
         raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
-    number, freed = drop_depends(engine, job.id, None if everything else depend_ids)
+
+    def note(connection: Connection, number: int) -> None:
+        comment_on_jobs(connection, [job.id], f"{counted(number, 'dependency', 'dependencies')} dropped", reason)
+
+    number, freed = drop_depends(engine, job.id, None if everything else depend_ids, note=note)
     text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
-    if number:
-        with engine.begin() as connection:
-            comment_on_jobs(connection, [job.id], f"{counted(number, 'dependency', 'dependencies')} dropped", reason)
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 
 
@@ -362,11 +363,13 @@ def add_depend(
         raise click.UsageError("say what to wait for: --on a job, --on-layer a layer")
     named = {"job": on_job and on_job.id, "layer": on_layer, "frame": on_frame, "type": kind}
     depend = depend_of({key: value for key, value in named.items() if value is not None}, of_layer=bool(layer_name))
-    added = job_control.add_depend(engine, job, layer_name, depend, get_settings().release)
     words = (on_frame is not None and f"frame {on_frame}", on_layer and f"layer {on_layer}", on_job and on_job.name)
     on = " of ".join(word for word in words if word)
-    with engine.begin() as connection:
+
+    def note(connection: Connection) -> None:
         comment_on_jobs(connection, [job.id], f"{layer_name or 'the job'} waits for {on}", reason)
+
+    added = job_control.add_depend(engine, job, layer_name, depend, get_settings().release, note=note)
     text = "what it would wait for is over already" if added.met else f"{counted(added.frames, 'frame')} wait for {on}"
     document = {"job": job.name, "depends": added.rows, "frames": added.frames, "met": added.met}
     return Done(f"{job.name}: {text}", document)
@@ -427,13 +430,8 @@ def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
             why = who_and_why("killed", reason)
-            ended = [
-                (job, jobs_control.kill_job(job.id, reason=why, note=commenting(job.id, "killed", reason)))
-                for job in chosen
-            ]
-        if over := [job.id for job, kill in ended if kill.changed and not kill.finished]:
-            with engine.begin() as connection:
-                comment_on_jobs(connection, over, "killed", reason)
+            notes = {job: commenting(job.id, "killed", reason, of_frames=False) for job in chosen}
+            ended = [(job, jobs_control.kill_job(job.id, reason=why, note=notes[job])) for job in chosen]
         killed = [(job, *settle(engine, job, kill, alive, force=force)) for job, kill in ended]
     lines, documents = [], []
     for job, kill, silent in killed:
@@ -461,22 +459,19 @@ def _change_command(verb: str, example: str, does: str) -> None:
         with control(engine) as (jobs_control, alive):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
             for job, names in frames.items():
+                note = commenting(job.id, verb, reason)
                 try:
                     with working(f"changing frames of {job.name}, and confirming that what ran is dead"):
-                        result = change(list(names), reason=who_and_why(verb, reason))
+                        result = change(list(names), reason=who_and_why(verb, reason), note=note)
                 except InvalidInput as error:  # this job cannot be pending again; the others are changed all the same
                     if len(frames) == 1:
                         raise
                     refusals.append(f"error: {error}")
                     continue
-                if result.changed:
-                    with engine.begin() as connection:
-                        did = f"{counted(len(result.changed), 'frame')} {verb}"
-                        comment_on_jobs(connection, [job.id], did, reason)
                 deferred = result.deferred
                 result, silent = settle(engine, job, result, alive, force=force)
                 if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-                    change(sorted(reaped), reason=who_and_why(verb, reason))  # they wait again
+                    change(sorted(reaped), reason=who_and_why(verb, reason), note=note)  # they wait again
                 results.append((job, names, result, silent))
         documents = [
             {

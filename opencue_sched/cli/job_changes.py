@@ -67,17 +67,14 @@ def _end(engine: Engine, change: JobChange, job_id: str) -> str:
         return "no frame of it is dead"
     with control(engine) as (jobs_control, _):
         if change is JobChange.KILL:
-            note = commenting(job_id, "killed", None)
+            note = commenting(job_id, "killed", None, of_frames=False)
             result = jobs_control.kill_job(job_id, reason=who_and_why("killed", None), note=note)
-            did, comment = f"killed, {counted(len(result.changed), 'running frame')} stopped", "killed"
+            did = f"killed, {counted(len(result.changed), 'running frame')} stopped"
         else:
             change_frames = jobs_control.retry_frames if change is JobChange.RETRY else jobs_control.eat_frames
             verb = "retried" if change is JobChange.RETRY else "eaten"
-            result = change_frames(dead, reason=who_and_why(verb, None))
-            did = comment = f"{counted(len(result.changed), 'frame')} {verb}"
-    if result.changed and not result.finished:
-        with engine.begin() as connection:
-            comment_on_jobs(connection, [job_id], comment, None)
+            result = change_frames(dead, reason=who_and_why(verb, None), note=commenting(job_id, verb, None))
+            did = f"{counted(len(result.changed), 'frame')} {verb}"
     if result.deferred:
         did += f", {len(result.deferred)} could not be confirmed dead: `opencue-sched explain` says where"
     return did

@@ -22,7 +22,7 @@ from opencue_sched.domain.states import ExitStatus, FrameState, JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.jobs.depends import DependRows, Target, find_targets
 from opencue_sched.jobs.job_file import Depend
-from opencue_sched.reports.completion import Releaser, follow, with_counters
+from opencue_sched.reports.completion import Note, Releaser, follow, no_note, with_counters
 from opencue_sched.reports.run_ends import LostRun, RunVerdict, satisfying_states
 from opencue_sched.rqd.kill import Fate, RqdKiller
 from opencue_sched.settings import Release
@@ -53,41 +53,45 @@ class FramesChanged:
 
 
 class JobControl:
-    """Operations on jobs and frames for the command line."""
+    """Operations on jobs and frames for the command line.
+
+    Each takes a ``note`` of who has it done, and calls it in every transaction that changes something, with the ids of
+    the frames changed so far, or none for a job.
+    """
 
     def __init__(self, releaser: Releaser, killer: RqdKiller) -> None:
         self._releaser = releaser
         self._killer = killer
 
-    def kill_job(
-        self, job_id: str, *, reason: str, note: Callable[[Connection], object] = lambda _: None
-    ) -> FramesChanged:
+    def kill_job(self, job_id: str, *, reason: str, note: Note = no_note) -> FramesChanged:
         """Finish a job that is not over and end what runs of it. Its frames are left WAITING, as Cuebot does.
 
         Job-level dependencies on it are met, layer- and frame-level ones are not. What is deferred, the reaper ends.
-        ``note`` writes who did it in the transaction that finishes the job, where this call does.
+        The ``note`` of who did it is in the transaction that finishes the job; where another did that before, in those
+        that end frames.
         """
         finished = with_counters(self._releaser.engine, partial(_finish, job_id, note))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
-        return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS), finished=finished)
+        of_frames = no_note if finished else note
+        return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS, note=of_frames), finished=finished)
 
-    def kill_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
+    def kill_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
         """End what runs of frames; they wait again. What does not run is left alone."""
-        return self._change(reason, frame_ids)
+        return self._change(reason, frame_ids, note=note)
 
-    def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
+    def retry_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again; raises InvalidInput while
         another of its name is.
 
         What a frame that had rendered made bookable waits for it again (FRAME_ON_FRAME and LAYER_ON_LAYER).
         """
-        return self._change(reason, frame_ids, then=_wait_again)
+        return self._change(reason, frame_ids, then=_wait_again, note=note)
 
-    def eat_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
+    def eat_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
         """Give frames up: EATEN counts as over, so layers and jobs can finish. A SUCCEEDED frame stays so."""
         # What waits may be booked before it is eaten: look again until nothing of it runs.
-        return self._change(reason, frame_ids, state=FrameState.EATEN, then=self._eat, looks=_MOST_LOOKS)
+        return self._change(reason, frame_ids, state=FrameState.EATEN, then=self._eat, looks=_MOST_LOOKS, note=note)
 
     def _change(
         self,
@@ -98,6 +102,7 @@ class JobControl:
         state: FrameState = FrameState.WAITING,
         then: _Then | None = None,
         looks: int = 1,
+        note: Note,
     ) -> FramesChanged:
         """End what runs of frames, or of a job, in ``state``, ``then`` change the frames that do not; at most so many
         ``looks``, until nothing runs."""
@@ -125,13 +130,18 @@ class JobControl:
                     LostRun(proc.id, proc.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
                     for proc, fate in killed
                     if fate is Fate.NOT_RUNNING
-                ]
+                ],
+                note,
             )
             changed |= {
                 outcome.frame_id: None for outcome in outcomes if outcome.state is not None or outcome.verdict in over
             }
             if then is not None and left is not None:
-                changed |= dict.fromkeys(with_counters(self._releaser.engine, partial(then, left)))
+                step = partial(_noted, partial(then, left), note, tuple(changed))
+                changed |= dict.fromkeys(with_counters(self._releaser.engine, step))
+            elif any(outcome.verdict in over for outcome in outcomes):
+                with self._releaser.engine.begin() as connection:
+                    note(connection, tuple(changed))
             if not running:
                 break
         return FramesChanged(tuple(changed), tuple(deferred))
@@ -146,14 +156,28 @@ class JobControl:
         return [frame.id for frame in changed]
 
 
-def _finish(job_id: str, note: Callable[[Connection], object], connection: Connection, wider: Counters) -> bool:
+def _noted(
+    then: Callable[[Connection, Counters], list[str]],
+    note: Note,
+    before: Sequence[str],
+    connection: Connection,
+    wider: Counters,
+) -> list[str]:
+    """Change frames with a note of these and of those that were changed ``before``; the ids of these."""
+    changed = then(connection, wider)
+    if before or changed:
+        note(connection, (*before, *changed))
+    return changed
+
+
+def _finish(job_id: str, note: Note, connection: Connection, wider: Counters) -> bool:
     """PENDING to FINISHED with a note, and what depends on the whole job is met."""
     found = depends.find_depends(connection, jobs=[job_id])
     affected = depends.counters_of_dependents(connection, found)
     release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)
     finished = depends.finish_jobs(connection, [job_id])
     if finished:
-        note(connection)
+        note(connection, ())
         depends.satisfy_depends(connection, found)
     return bool(finished)
 
@@ -183,13 +207,25 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     return [frame.id for frame in changed]
 
 
-def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None = None) -> depends.Satisfied:
-    """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group."""
+def drop_depends(
+    engine: Engine,
+    job_id: str,
+    depend_ids: Collection[str] | None = None,
+    *,
+    note: Callable[[Connection, int], object] = lambda *_: None,
+) -> depends.Satisfied:
+    """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group.
+
+    ``note`` writes down who has it done, with the number of dependencies, unless that is 0.
+    """
 
     def drop(connection: Connection, _wider: Counters) -> depends.Satisfied:
         found = jobs.open_depends(connection, job_id, depend_ids)
         release.lock_counters(connection, depends.counters_of_dependents(connection, found))
-        return depends.satisfy_depends(connection, found)
+        satisfied = depends.satisfy_depends(connection, found)
+        if satisfied.depends:
+            note(connection, satisfied.depends)
+        return satisfied
 
     satisfied = with_counters(engine, drop)
     _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=satisfied.freed_frames)
@@ -214,14 +250,28 @@ class _LayerIn:
     frames: ChunkedRange
 
 
-def add_depend(engine: Engine, job: NamedRow, layer_name: str | None, depend: Depend, settings: Release) -> DependAdded:
+def add_depend(
+    engine: Engine,
+    job: NamedRow,
+    layer_name: str | None,
+    depend: Depend,
+    settings: Release,
+    *,
+    note: Callable[[Connection], object] = lambda _: None,
+) -> DependAdded:
     """Have a layer, or (None) all of a job, wait for something more; for a layer of the same job where ``depend`` names
-    no job.
+    no job. ``note`` writes down who has it done.
 
     Frames that run go on, and those that are over stay so, until they wait again. Raises InvalidInput for what is not
     there, would never be met, or waits for the job itself.
     """
-    added = with_counters(engine, partial(_add_depend, job, layer_name, depend, settings))
+
+    def add(connection: Connection, wider: Counters) -> DependAdded:
+        added = _add_depend(job, layer_name, depend, settings, connection, wider)
+        note(connection)
+        return added
+
+    added = with_counters(engine, add)
     _log.info("depend_added", job=job.id, layer=layer_name, depends=added.rows, frames=added.frames)
     return added
 

@@ -51,6 +51,10 @@ _ATTEMPTS = 8
 _LONGEST_RETRY_SECONDS = 0.2
 
 Request = CompletedFrame | LostRun
+Note = Callable[[Connection, Collection[str]], object]
+"""Writes down, in a transaction that changes these frames (ids), who has that done. What it locks of jobs is locked
+behind their counters and before their layers, as by whoever ends jobs."""
+
 _Result = TypeVar("_Result")
 
 
@@ -69,12 +73,17 @@ def _log_astray(booked_on: str, reported_by: str, _minute: float) -> None:
     _log.warning("frames_run_on_another_host", booked_on=booked_on, reported_by=reported_by)
 
 
-def end_runs(releaser: Releaser, requests: Sequence[Request]) -> RunsEnded:
-    """End runs in one transaction; the outcomes are in the order of ``requests``.
+def no_note(_connection: Connection, _frame_ids: Collection[str]) -> None:
+    """A Note of what nobody has asked for."""
+
+
+def end_runs(releaser: Releaser, requests: Sequence[Request], note: Note = no_note) -> RunsEnded:
+    """End runs in one transaction, with a ``note`` of the frames it stops; the outcomes are in the order of
+    ``requests``.
 
     Any database error that `with_counters` does not retry leaves everything unchanged and is raised.
     """
-    return with_counters(releaser.engine, partial(_end, releaser, requests))
+    return with_counters(releaser.engine, partial(_end, releaser, requests, note))
 
 
 def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
@@ -99,7 +108,9 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
     raise RuntimeError("the counters to lock for ended runs kept growing")
 
 
-def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection, wider: release.Counters) -> RunsEnded:
+def _end(
+    releaser: Releaser, requests: Sequence[Request], note: Note, connection: Connection, wider: release.Counters
+) -> RunsEnded:
     satisfying = satisfying_states(releaser.settings)
     named = [(request.proc_id, request.frame_id) for request in requests]
     failed_with = {request.exit_status for request in requests if isinstance(request, CompletedFrame)}
@@ -129,6 +140,8 @@ def _end(releaser: Releaser, requests: Sequence[Request], connection: Connection
     deleted = procs.delete_procs(connection, [run.proc_id for run in releases])
     procs.decrement_accounts(connection, [proc for proc in deleted if not proc.local and not proc.managed])
     finished_jobs = follow(connection, list(stopped.values()), held, satisfying)
+    if stopped:
+        note(connection, stopped)
     failed = [ending.run for ending in endings if ending.memory_failure and ending.releases]
     limit_bindings.follow_shortages(
         connection,
@@ -268,16 +281,16 @@ class Releaser:
     clock: Callable[[], float] = time.monotonic
     sender: AnnouncementSender | None = None
 
-    def end(self, requests: Sequence[Request]) -> list[RunOutcome]:
-        """End runs, MOST_TOGETHER in a transaction, and answer each in its place. Processes of lost runs must be known
-        not to run.
+    def end(self, requests: Sequence[Request], note: Note = no_note) -> list[RunOutcome]:
+        """End runs, MOST_TOGETHER in a transaction (each with its ``note``), and answer each in its place. Processes of
+        lost runs must be known not to run.
 
         When the database is in trouble the error is raised (`is_trouble`): of that transaction nothing was applied.
         """
         outcomes: list[RunOutcome] = []
         for start in range(0, len(requests), MOST_TOGETHER):
             part = requests[start : start + MOST_TOGETHER]
-            for request, outcome in zip(part, self._end(part), strict=True):
+            for request, outcome in zip(part, self._end(part, note), strict=True):
                 self._record(request, outcome)
                 outcomes.append(outcome)
         return outcomes
@@ -286,11 +299,11 @@ class Releaser:
         """Publish changed hosts to the host caches. To be called after the commit: they read the rows again."""
         self._announce((), host_ids)
 
-    def _end(self, requests: Sequence[Request]) -> Sequence[RunOutcome]:
+    def _end(self, requests: Sequence[Request], note: Note) -> Sequence[RunOutcome]:
         """End runs in one transaction or, when that fails, each half in one, so that one bad run is found and does not
         keep the others from ending."""
         try:
-            ended = end_runs(self, requests)
+            ended = end_runs(self, requests, note)
         except Exception as error:
             if is_trouble(error):
                 raise
@@ -298,7 +311,7 @@ class Releaser:
                 (bad,) = requests
                 return [RunOutcome(bad.proc_id, bad.frame_id, RunVerdict.REFUSED, error=error)]
             middle = len(requests) // 2
-            return [*self._end(requests[:middle]), *self._end(requests[middle:])]
+            return [*self._end(requests[:middle], note), *self._end(requests[middle:], note)]
         self._announce(ended.ledger_procs, ended.hosts)
         for job_id in ended.finished_jobs:
             _log.info("job_finished", job=job_id)

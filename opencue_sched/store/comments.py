@@ -19,8 +19,10 @@ Comment = Row[Any]
 _LOCK = "SELECT pk_{table} FROM {table} WHERE pk_{table} = ANY(CAST(:ids AS varchar[])) ORDER BY 1 FOR NO KEY UPDATE"
 _ADD = """
     INSERT INTO comments (pk_comment, pk_{table}, str_user, str_subject, str_message)
-    SELECT CAST(gen_random_uuid() AS varchar), pk_{table}, :user, :subject, :message
+    SELECT coalesce(CAST(:comment AS varchar), CAST(gen_random_uuid() AS varchar)), pk_{table}, :user, :subject,
+           :message
       FROM {table} WHERE pk_{table} = ANY(CAST(:ids AS varchar[]))
+    ON CONFLICT (pk_comment) DO UPDATE SET str_subject = excluded.str_subject, str_message = excluded.str_message
 """
 # Cuebot's tools look for comments only where the row says that there are some.
 _MARK = "UPDATE {table} SET b_comment = true WHERE pk_{table} = ANY(CAST(:ids AS varchar[])) AND NOT b_comment"
@@ -34,11 +36,19 @@ _LIST = """
 
 
 def add_comment(
-    connection: Connection, table: CommentedTable, ids: Collection[str], *, user: str, subject: str, message: str
+    connection: Connection,
+    table: CommentedTable,
+    ids: Collection[str],
+    *,
+    user: str,
+    subject: str,
+    message: str,
+    comment_id: str | None = None,
 ) -> None:
-    """Add the same comment to each of these jobs or hosts; rows that are gone get none."""
+    """Add the same comment to each of these jobs or hosts; rows that are gone get none. With a ``comment_id``, of one
+    row, a comment of that id is changed."""
     wanted = {"ids": sorted(ids), "user": user[:USER_WIDTH]}
-    texts = {"subject": subject[:SUBJECT_WIDTH], "message": message[:MESSAGE_WIDTH]}
+    texts = {"comment": comment_id, "subject": subject[:SUBJECT_WIDTH], "message": message[:MESSAGE_WIDTH]}
     connection.execute(text(_LOCK.format(table=table)), {"ids": wanted["ids"]})
     connection.execute(text(_ADD.format(table=table)), wanted | texts)
     connection.execute(text(_MARK.format(table=table)), {"ids": wanted["ids"]})

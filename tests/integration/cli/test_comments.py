@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
 
@@ -87,6 +90,59 @@ def test_a_refused_change_leaves_no_comment(cli: Cli, farm: None, rows: Rows) ->
     assert cli("layer", "set", JOB, "render", "--cores", "0.5", "--threadable").status == 1
     assert cli("job", "retry", JOB, "--frames", "99").status == 1
     assert rows("SELECT count(*) FROM comments") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (("job", "retry", JOB), "SELECT count(*) = 2 FROM frame WHERE str_state = 'DEAD'"),
+        (("job", "eat", JOB), "SELECT count(*) = 2 FROM frame WHERE str_state = 'DEAD'"),
+        (("job", "eat", JOB, "--state", "RUNNING"), "SELECT count(*) = 1 FROM frame WHERE str_state = 'RUNNING'"),
+        (("proc", "kill", "--job", JOB, "--yes"), "SELECT count(*) = 1 FROM frame WHERE str_state = 'RUNNING'"),
+        (("job", "kill", JOB, "--yes"), "SELECT str_state = 'PENDING' FROM job"),
+        (("job", "depends", "drop", JOB, "--all"), "SELECT bool_and(b_active) FROM depend"),
+        (("job", "depends", "add", JOB, "--layer", "render", "--on-layer", "sim"), "SELECT count(*) = 1 FROM depend"),
+    ],
+)
+def test_nothing_is_changed_where_who_did_it_cannot_be_written(
+    cli: Cli, build: Build, rows: Rows, environment: pytest.MonkeyPatch, words: tuple[str, ...], left: str
+) -> None:
+    # given a job with dead frames, one that runs, and a dependency, in a database that takes no comments
+    def make(farm: Farm) -> None:
+        host = farm.host(name=HOST)
+        job = farm.job([LayerSpec(name="render", frames=3), LayerSpec(name="sim"), LayerSpec(name="comp")], name=JOB)
+        dead = text("UPDATE frame SET str_state = 'DEAD', int_version = int_version + 1 WHERE pk_frame = ANY(:frames)")
+        farm.connection.execute(dead, {"frames": list(job.frames[:2])})
+        farm.run(job.frames[2:3], host)
+        farm.layer_on_layer((job, 2), (job, 1))
+        farm.connection.execute(
+            text(
+                "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no comments'; END $$;"
+                "CREATE TRIGGER fails BEFORE INSERT ON comments FOR EACH ROW EXECUTE FUNCTION fails()"
+            )
+        )
+
+    build(make)
+    # when something is changed there
+    with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
+        ran = cli(*words)
+    # then all is as it was
+    assert rows(left) == [(True,)], ran
+
+
+def test_frames_changed_in_several_transactions_have_one_comment(
+    cli: Cli, build: Build, rows: Rows, environment: pytest.MonkeyPatch
+) -> None:
+    # given a job of a frame that runs and one that waits
+    def make(farm: Farm) -> None:
+        farm.run(farm.job([LayerSpec(name="render", frames=2)], name=JOB).frames[:1], farm.host(name=HOST))
+
+    build(make)
+    with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
+        assert cli("job", "eat", JOB, "--state", "ANY").status == 0
+    assert rows("SELECT str_subject FROM comments") == [("2 frames eaten",)]
 
 
 def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -> None:

@@ -88,7 +88,7 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
 
 
 def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_runs(_releaser: Releaser, reports: Sequence[CompletedFrame]) -> RunsEnded:
+    def end_runs(_releaser: Releaser, reports: Sequence[CompletedFrame], _note: object) -> RunsEnded:
         if any(each.proc_id == "bad" for each in reports):
             raise ValueError("a bug")
         return RunsEnded(tuple(applied(reports)))

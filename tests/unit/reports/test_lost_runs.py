@@ -33,7 +33,7 @@ def ended(requests: Sequence[LostRun]) -> RunsEnded:
 def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun], _note: object) -> RunsEnded:
         sizes.append(len(requests))
         return ended(requests)
 
@@ -44,7 +44,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun], _note: object) -> RunsEnded:
         if any(request.proc_id == "bad" for request in requests):
             raise DataError("update", {}, Exception("a value that makes no sense"))
         return ended(requests)
@@ -60,7 +60,7 @@ def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: py
 def test_a_database_that_is_away_is_not_asked_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def end_runs(_releaser: Releaser, requests: Sequence[LostRun]) -> RunsEnded:
+    def end_runs(_releaser: Releaser, requests: Sequence[LostRun], _note: object) -> RunsEnded:
         asked.append(len(requests))
         raise OperationalError("select", {}, Exception("server closed the connection"))
 

@@ -52,7 +52,7 @@ def test_the_policy_of_the_settings_is_that_of_completions(
 ) -> None:
     policies: list[bool] = []
 
-    def end_runs(releaser: Releaser, reports: Sequence[CompletedFrame]) -> RunsEnded:
+    def end_runs(releaser: Releaser, reports: Sequence[CompletedFrame], _note: object) -> RunsEnded:
         policies.append(releaser.settings.satisfy_only_on_frame_success)
         return RunsEnded(tuple(RunOutcome(it.proc_id, it.frame_id, RunVerdict.STALE) for it in reports))
 
