@@ -107,6 +107,11 @@ _CONNECTION_GRACE_SECONDS = 30.0
 """How long calls under way have when their connection has become too old: more than the longest of them takes
 (_ANSWER_SECONDS)."""
 
+VANISHED_PEER_SECONDS = 10.0
+"""A call that has lasted so long has its RQD asked whether it is still there, and ends if that does not answer for as
+long again. A thread waits for each message whose beginning has come: two hosts that vanished in the middle of theirs
+would keep all status reports waiting, until their connections had become too old."""
+
 MOST_CALLS = 4_000
 _CALL_THREADS = 256
 """Completions that wait to be committed, each with a thread: half of them make a batch while the other half is written.
@@ -123,10 +128,14 @@ _DATABASE_AWAY_SECONDS = 0.5
 
 def server_options() -> list[tuple[str, int]]:
     """How the server treats connections and messages."""
+    vanished_ms = int(VANISHED_PEER_SECONDS * 1000)
     return [
         ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
         ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
         ("grpc.max_connection_age_grace_ms", int(_CONNECTION_GRACE_SECONDS * 1000)),
+        ("grpc.keepalive_time_ms", vanished_ms),
+        ("grpc.keepalive_timeout_ms", vanished_ms),
+        ("grpc.http2.ping_timeout_ms", vanished_ms),
         ("grpc.so_reuseport", 0),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -224,6 +225,50 @@ def test_a_completion_that_waits_outlives_the_age_of_its_connection(
         # then it is answered
         waiting.result()
     assert view.procs() == []
+
+
+def begin_call(port: int, path: str) -> socket.socket:
+    """A connection on which a call has begun, in HTTP/2, and nothing of its message has come. It answers nothing."""
+    texts = [
+        (b"\x04", path.encode()),
+        (b"\x01", b"farm"),
+        (b"\x0f\x10", b"application/grpc"),
+        (b"\x00\x02te", b"trailers"),
+    ]
+    headers = b"\x83\x86" + b"".join(name + bytes([len(value)]) + value for name, value in texts)
+    frames = [(4, 0, 0, b""), (1, 4, 1, headers)]  # SETTINGS; HEADERS, the last, of stream 1
+    opened = socket.create_connection(("127.0.0.1", port))
+    opened.sendall(
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + b"".join(
+            len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+            for kind, flags, stream, body in frames
+        )
+    )
+    acknowledged = b"\x00\x00\x00\x04\x01\x00\x00\x00\x00"  # SETTINGS, read by the server with all behind them
+    said = b""
+    while acknowledged not in said:
+        said += opened.recv(4096)
+    return opened
+
+
+def test_hosts_that_vanish_within_their_reports_keep_no_other_waiting(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "VANISHED_PEER_SECONDS", 0.5)
+    with view.farm() as farm:
+        farm.alloc()
+    with (
+        running_service(settings, engine, ledger) as service,
+        contextlib.ExitStack() as vanished,
+        stub_of(service) as stub,
+    ):
+        # given more hosts than threads of which nothing comes after the beginning of a report
+        for _ in range(8):
+            vanished.enter_context(begin_call(service.port, "/report.RqdReportInterface/ReportStatus"))
+        # when another one reports, then it is answered, and its report is handled
+        stub.ReportStatus(status("good"), timeout=30)
+        eventually(lambda: service.count["host_report"] == 1)
 
 
 def test_a_completion_whose_caller_has_gone_is_applied_and_harms_no_other(
