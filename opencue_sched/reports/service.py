@@ -127,9 +127,11 @@ _DATABASE_AWAY_SECONDS = 0.5
 
 
 def server_options() -> list[tuple[str, int]]:
-    """How the server treats connections and messages."""
+    """How the server treats connections and messages. It asks no connection how much it may carry, by a ping behind a
+    message: those of RQDs are small, and seconds apart."""
     vanished_ms = int(VANISHED_PEER_SECONDS * 1000)
     return [
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
         ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
         ("grpc.max_connection_age_grace_ms", int(_CONNECTION_GRACE_SECONDS * 1000)),
