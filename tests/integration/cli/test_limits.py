@@ -122,6 +122,7 @@ def test_a_limit_whose_report_is_too_old_is_said_to_be_open(cli: Cli, make: Any,
     assert (row["open"], row["left"]) == ("no report for 5m", None)
 
 
+@pytest.mark.usefixtures("cli")
 def test_why_a_limit_is_open_has_room_on_a_terminal_of_100_columns(make: Any) -> None:
     # given a limit with a long name, a soft value and a report that is too old: more than fits into a line
     make("HOST", ", int_report_ttl = 60, int_soft_value = 4, str_name = 'houdini-engine-for-batch-renders'")
