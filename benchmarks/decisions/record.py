@@ -27,6 +27,7 @@ class Layer:
     cores: int
     gpus: int = 0
     priority: int = 100
+    licences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,25 @@ class Wait:
     began: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """How many seats of a product its licence server has given away from ``at`` on: to the farm, and to artists."""
+
+    at: float
+    product: str
+    farm: int
+    artists: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A frame of a layer that got no seat."""
+
+    at: float
+    product: str
+    layer: str
+
+
 @dataclass(frozen=True)
 class Record:
     """One run of a scenario. ``seconds`` is its length, ``marks`` when its events were carried out.
@@ -68,7 +88,8 @@ class Record:
     ``needs``: the frames that must have ended before a frame may start. ``counters``: the most that was seen in Redis
     under each name that the scenario watches. ``audit``: the names of the invariants that the audit found broken.
     ``others_percent``: how much of the machine's processors others had meanwhile. ``shards``: among how many the hosts
-    were divided at the end.
+    were divided at the end. ``seated`` and ``denials`` are what licence servers did, ``reports`` when what they said
+    of a product was taken, and ``found`` what was read when something had happened, or in the end.
     """
 
     seconds: float
@@ -81,6 +102,10 @@ class Record:
     audit: Sequence[str] = ()
     others_percent: int = 0
     shards: int = 1
+    seated: Sequence[Seated] = ()
+    denials: Sequence[Denial] = ()
+    reports: Sequence[tuple[float, str]] = ()
+    found: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -128,6 +153,50 @@ class Record:
             level += change
             highest = max(highest, level)
         return highest
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What holds a product from ``at`` on: running frames, the machines that they run on, and seats of artists."""
+
+    at: float
+    frames: int
+    machines: int
+    artists: int
+
+
+def uses(record: Record, product: str) -> list[Use]:
+    """How a product is used after each change of that, by the procs and by its licence server's artists."""
+    artists = [(seated.at, seated.artists) for seated in record.seated if seated.product == product]
+    runs = [run for run in record.runs if product in run.layer.licences]
+    changes: list[tuple[float, int, str, int]] = [(at, 1, "", count) for at, count in artists]
+    changes += [(run.ended, 0, run.host, -1) for run in runs if run.ended is not None]
+    changes += [(run.began, 2, run.host, 1) for run in runs]
+    frames_on: Counter[str] = Counter()
+    found, frames, machines, seats = [Use(0.0, 0, 0, 0)], 0, 0, 0
+    for at, _, host, change in sorted(changes):  # of one moment, what ends comes first
+        if host:
+            frames += change
+            before = frames_on[host]
+            frames_on[host] += change
+            machines += (frames_on[host] > 0) - (before > 0)
+        else:
+            seats = change
+        found.append(Use(at, frames, machines, seats))
+    return found
+
+
+def most_used(used: Sequence[Use], begin: float, end: float, count: Callable[[Use], int]) -> int:
+    """The most of a use at any one moment between two times."""
+    ends = [following.at for following in used[1:]] + [math.inf]
+    return max((count(use) for use, until in zip(used, ends, strict=True) if use.at < end and until > begin), default=0)
+
+
+def mean_use(used: Sequence[Use], begin: float, end: float, count: Callable[[Use], float]) -> float:
+    """The mean of a use between two times."""
+    ends = [following.at for following in used[1:]] + [math.inf]
+    spans = ((use, min(end, until) - max(begin, use.at)) for use, until in zip(used, ends, strict=True))
+    return sum(count(use) * span for use, span in spans if span > 0) / (end - begin)
 
 
 def max_min(total: float, sizes: Mapping[str, float], wants: Mapping[str, float]) -> dict[str, float]:

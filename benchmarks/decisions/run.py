@@ -98,7 +98,7 @@ def run_decisions(
     pace: float = 1.0,
     logs: Path | None = None,
 ) -> list[Answer]:
-    """Each scenario with each number of workers; its control with the smallest of them."""
+    """Each scenario with each number of workers; its controls with the smallest of them."""
     answers: list[Answer] = []
     began = time.monotonic()
 
@@ -112,7 +112,7 @@ def run_decisions(
 
         def play_it(scenario: Scenario, count: int) -> Record:
             """A run that was had already under another name is not had again."""
-            staged = replace(scenario, name="", says="", judge=_nothing, control=None)
+            staged = replace(scenario, name="", says="", judge=_nothing, control=None, more_controls=())
             for other, other_count, record in records:
                 if other == staged and other_count == count:
                     return record
@@ -125,8 +125,8 @@ def run_decisions(
         for scenario in scenarios:
             for count in workers:
                 heard(judge(scenario, count, play_it(scenario, count)))
-            if controls:
-                heard(judge_control(scenario, min(workers), play_it))
+            for control in scenario.controls if controls else ():
+                heard(judge_control(replace(scenario, control=control), min(workers), play_it))
     return answers
 
 

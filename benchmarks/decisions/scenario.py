@@ -40,12 +40,36 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True)
+class Licence:
+    """A product that work needs a licence of: a limit of ``most`` frames (or ``machines``) that run at once.
+
+    Its licence server has ``seats`` (None: there is no server), of which artists may take what is free. It is
+    ``reported``: who holds seats every few seconds; or ``set_to_free``: only how many are free is known, and the
+    maximum is set by that. A frame that gets no seat ends with ``exit_status``, and its layer waits ``delay_minutes``.
+    The limit opens when its report is ``life_seconds`` old. ``spare``: seats that the maximum leaves to artists.
+    """
+
+    most: int
+    machines: bool = False
+    seats: int | None = None
+    reported: bool = False
+    set_to_free: bool = False
+    exit_status: int | None = None
+    delay_minutes: int = 1
+    life_seconds: int = 60
+
+    @property
+    def spare(self) -> int:
+        return 0 if self.seats is None else self.seats - self.most
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Equal jobs of one show, submitted at second ``at``.
 
     Each job has one layer for each entry of ``cores`` (cores of a frame), of ``frames`` frames that run for
     ``seconds`` (least, most). ``ordered``: each layer's frames wait for those at their place in the layer before.
-    ``licence`` is a limit of the scenario, ``job_cap`` cores. The first ``heavy`` frames of each layer run out of
+    ``licences`` are limits of the scenario, ``job_cap`` cores. The first ``heavy`` frames of each layer run out of
     memory unless they have a tenth more than they ask for. ``paused``: until an event resumes its show.
     """
 
@@ -61,7 +85,7 @@ class Work:
     memory_gb_a_core: float = 2.0
     tag: str = GENERAL
     job_cap: int | None = None
-    licence: str | None = None
+    licences: tuple[str, ...] = ()
     ordered: bool = False
     heavy: int = 0
     paused: bool = False
@@ -116,12 +140,13 @@ Judge = Callable[[Record], Sequence[Bound]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question. ``queue`` are settings of the section queue; ``licences`` are limits in frames.
+    """One question. ``queue`` are settings of the section queue; ``licences`` are limits by name.
 
     ``history``: whether layers keep the run times of their frames (layer_usage). ``ordered``: whether work that says
     so is submitted with its dependencies. ``capped``: whether the caps are written as declared, or far above.
     ``frame_memory``: release.frame_memory, of who ends the frames here. ``sharded``: whether a run fails in which the
-    hosts are divided among fewer shards than there are workers.
+    hosts are divided among fewer shards than there are workers. ``imports``: a module that workers import, to be
+    without something that no setting turns off. ``more_controls``: beside ``control``, which is the first.
     """
 
     name: str
@@ -133,7 +158,7 @@ class Scenario:
     judge: Judge
     control: Control | None = None
     queue: Mapping[str, str] = field(default_factory=dict)
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licences: Mapping[str, Licence] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     beats: int = 1
     history: bool = True
@@ -141,6 +166,12 @@ class Scenario:
     capped: bool = True
     frame_memory: bool = True
     sharded: bool = False
+    imports: str | None = None
+    more_controls: tuple[Control, ...] = ()
+
+    @property
+    def controls(self) -> tuple[Control, ...]:
+        return (*([] if self.control is None else [self.control]), *self.more_controls)
 
     @property
     def cores(self) -> int:

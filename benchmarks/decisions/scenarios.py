@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from benchmarks.decisions import record as of
 from benchmarks.decisions.large_farms import LARGE_FARMS
+from benchmarks.decisions.licences import LICENCES
 from benchmarks.decisions.record import Record
-from benchmarks.decisions.scenario import Bound, Control, Event, Hosts, Scenario, Show, Work
+from benchmarks.decisions.scenario import Bound, Control, Event, Hosts, Licence, Scenario, Show, Work
 from benchmarks.decisions.stage import Stage
 
 ONE_KIND = (Hosts("cpu", 40, 16),)
@@ -392,12 +393,12 @@ CAPS = Scenario(
     ),
     work=(
         Work("alpha", "alpha", 200, cores=(1, 2, 4), priority=50, seconds=(3, 5)),
-        Work("licensed", "alpha", 300, cores=(2,), licence="nuke", priority=150),
+        Work("licensed", "alpha", 300, cores=(2,), licences=("nuke",), priority=150),
         Work("beta", "beta", 200, cores=(2, 4), seconds=(3, 5)),
         Work("capped", "beta", 150, cores=(4,), job_cap=_JOB_CAP, priority=200),
         Work("gamma", "gamma", 100, cores=(1, 2, 4), jobs=2, seconds=(3, 5)),
     ),
-    licences={"nuke": _LICENCES},
+    licences={"nuke": Licence(_LICENCES)},
     seconds=14,
     judge=judge_caps,
     control=Control("the caps lifted", "most of nuke to its cap", changes={"capped": False, "seconds": 6}),
@@ -601,6 +602,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     FAILOVER,
     STEADY,
     *LARGE_FARMS,
+    *LICENCES,
 )
 
 

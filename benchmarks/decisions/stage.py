@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import tempfile
 import time
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine, create_engine, text
 
-from benchmarks.decisions.record import Layer, Machine, Record, Run, Wait
+from benchmarks.decisions.licence_server import SETTLE_WINDOW_SECONDS, LicenceServer
+from benchmarks.decisions.record import Denial, Layer, Machine, Record, Run, Seated, Wait
 from benchmarks.decisions.scenario import MEMORY_GB_A_CORE, Scenario, Work
 from benchmarks.frame_ends import FrameEnds, RunningProc
 from benchmarks.proc_times import Reading, parent_of, read
@@ -37,12 +39,14 @@ from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.insight.fleet import leader_view
-from opencue_sched.settings import Queue, Settings
+from opencue_sched.settings import Accounting, Queue, Settings
 from opencue_sched.store.schema import upgrade
 
 UNCAPPED = 1_000_000
 """Cores of a burst that nobody can reach."""
 SAMPLE_SECONDS = 0.05
+DENIED_SECONDS = 0.3
+"""After which a render gives up that got no licence."""
 MEMORY_OF_HEAVY = 1.1
 """What a heavy frame needs to what it asks for."""
 KB_A_GB = 1024 * 1024
@@ -54,6 +58,7 @@ ENVIRONMENT = {
     "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2s",
     "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
     "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "6s",
+    "OPENCUE_SCHED_ACCOUNTING__LIMIT_SETTLE_WINDOW_SECONDS": str(SETTLE_WINDOW_SECONDS),
 }
 
 # Every proc's beginning and end, by triggers: exact, and in the order in which procs took each other's place, because
@@ -81,6 +86,15 @@ _READ_LOG = text("SELECT * FROM decisions_log ORDER BY at, begins")
 _READ_WAITS = text(
     "SELECT pk_frame AS frame, pk_layer AS layer, CAST(extract(epoch FROM ts_eligible) AS float8) AS since FROM frame "
     "WHERE ts_eligible IS NOT NULL"
+)
+_TERMS = text(
+    "UPDATE limit_record SET str_type = CASE WHEN :machines THEN 'HOST' ELSE 'FRAME' END,"
+    " int_report_ttl = :life_seconds, int_exit_status = :exit_status, int_delay_minutes = :delay_minutes"
+    " WHERE pk_limit_record = :limit"
+)
+_FRAMES = text(
+    "SELECT count(*) FILTER (WHERE str_state = 'DEAD') AS \"dead frames\","
+    ' coalesce(sum(int_retries), 0) AS "retries used" FROM frame'
 )
 _PAUSE = text("UPDATE job SET b_paused = :paused WHERE pk_show = :show")
 
@@ -138,6 +152,7 @@ class Stage:
     client: redis.Redis
     settings: Settings
     fleet: Fleet
+    licences: LicenceServer
     pace: float = 1.0
     shows: dict[str, ShowIds] = field(default_factory=dict)
     allocs: dict[str, AllocIds] = field(default_factory=dict)
@@ -149,6 +164,7 @@ class Stage:
     watched: dict[str, tuple[str, str]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     marks: dict[str, float] = field(default_factory=dict)
+    found: dict[str, float] = field(default_factory=dict)
     _limits: dict[str, str] = field(default_factory=dict)
     _workers: int = 0
 
@@ -175,8 +191,9 @@ class Stage:
                 )
                 for ids in farm.hosts([spec] * hosts.count):
                     self.hosts[ids.id] = Machine(ids.name, hosts.kind, hosts.cores, hosts.gpus)
-            for name, most in scenario.licences.items():
-                self._limits[name] = farm.limit(name, most if scenario.capped else UNCAPPED)
+            for name, licence in scenario.licences.items():
+                self._limits[name] = farm.limit(name, licence.most if scenario.capped else UNCAPPED)
+                connection.execute(_TERMS, {**asdict(licence), "limit": self._limits[name]})
                 self.watched[name] = (keys.limit(self._limits[name]), "int_running")
             for show in scenario.shows:
                 capped = scenario.capped and show.folder_cap is not None
@@ -197,7 +214,8 @@ class Stage:
 
     def new_worker(self) -> None:
         self._workers += 1
-        self.fleet.worker(f"worker{self._workers}")
+        options = ["--include", self.scenario.imports] if self.scenario.imports else []
+        self.fleet.worker(f"worker{self._workers}", *options)
 
     # While it runs
 
@@ -225,7 +243,7 @@ class Stage:
                 tags=part.tag,
                 cores_max=cores,
                 optimize=False,
-                limits=[self._limits[part.licence]] if part.licence else [],
+                limits=[self._limits[name] for name in part.licences],
             )
             for cores in part.cores
         ]
@@ -241,7 +259,9 @@ class Stage:
 
     def _note(self, part: Work, number: int, job: JobIds) -> None:
         for cores, layer in zip(part.cores, job.layers, strict=True):
-            self.layers[layer.id] = Layer(layer.id, part.name, part.show, number, cores, part.gpus, part.priority)
+            self.layers[layer.id] = Layer(
+                layer.id, part.name, part.show, number, cores, part.gpus, part.priority, part.licences
+            )
             self.run_seconds[layer.id] = part.seconds
             needed = MEMORY_OF_HEAVY * cores * part.memory_gb_a_core * KB_A_GB
             self.heavy.update(dict.fromkeys(layer.frames[: part.heavy], needed))
@@ -278,12 +298,18 @@ class Stage:
         self.fleet.processes.pop(leader if leader in beats else beats[0]).kill()
 
     def seconds_of(self, proc: RunningProc) -> float:
-        """How long a frame runs: evenly spread between its layer's bounds."""
+        """How long a frame runs: evenly spread between its layer's bounds; one that gets no licence ends soon."""
+        layer = self.layers[proc.layer_id]
+        if layer.licences and not self.licences.ask(proc.id, self.hosts[proc.host_id].name, layer):
+            return DENIED_SECONDS
         least, most = self.run_seconds[proc.layer_id]
         return self.pace * (least + (most - least) * (zlib.crc32(proc.frame_id.encode()) % 1000) / 1000)
 
     def exit_status(self, proc: RunningProc) -> int:
-        """Of a frame that ends: heavy ones need the memory they need, and are counted once they had it."""
+        """Of a frame that ends, whose licences are given back: heavy ones need the memory they need, and are counted
+        once they had it."""
+        if denied := self.licences.give_back(proc.id):
+            return denied
         if proc.memory_kb < self.heavy.get(proc.frame_id, 0):
             return ExitStatus.MEMORY_FAILURE
         self.peaks["heavy frames done"] += proc.frame_id in self.heavy
@@ -359,7 +385,22 @@ class Stage:
             audit=tuple(audit),
             others_percent=others_percent,
             shards=self.shards(),
+            seated=[Seated(at(moment), name, farm, artists) for moment, name, farm, artists in self.licences.seated],
+            reports=[(at(moment), product) for moment, product in self.licences.reports],
+            denials=[Denial(at(moment), product, layer) for moment, product, layer in self.licences.denials],
+            found={**self.found, **self._look_back()},
         )
+
+    def _look_back(self) -> dict[str, float]:
+        """What is left to be read in the end."""
+        with self.engine.connect() as connection:
+            frames = connection.execute(_FRAMES).one()._asdict()
+        lost = Counter[str]()
+        for log in self.fleet.directory.glob("worker*.log"):
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"bookings_lost"' in line:
+                    lost.update({name: count for name, count in json.loads(line).items() if type(count) is int})
+        return {**frames, **{f"lost: {reason}": count for reason, count in lost.items()}, "lost": lost.total()}
 
 
 def play(
@@ -383,7 +424,12 @@ def play(
             if known_setting(name)
         },
     }
-    settings = Settings(database_url=SecretStr(database_url), redis_url=SecretStr(redis_url), instance="decisions")
+    settings = Settings(
+        database_url=SecretStr(database_url),
+        redis_url=SecretStr(redis_url),
+        instance="decisions",
+        accounting=Accounting(limit_settle_window_seconds=SETTLE_WINDOW_SECONDS),
+    )
     with contextlib.ExitStack() as stack:
         directory = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-decisions-")))
         directory.mkdir(parents=True, exist_ok=True)
@@ -393,7 +439,8 @@ def play(
         stack.callback(client.close)
         fleet = stack.enter_context(fleet_type(environment, directory))
         stack.callback(_kill_all, fleet)
-        stage = Stage(scenario, engine, client, settings, fleet, pace)
+        licences = LicenceServer(engine, scenario.licences)
+        stage = Stage(scenario, engine, client, settings, fleet, licences, pace)
         stage.plant()
         stage.start_fleet(workers)
         return _play(stage)
@@ -422,16 +469,17 @@ def _play(stage: Stage) -> Record:
         stage.submit(due.pop(0)[1])
         began = stage.first_booking()
         cpu, started = stage.cpu(), time.monotonic()
-        while (now := (time.monotonic() - started) / stage.pace) < scenario.seconds:
-            while due and due[0][0] <= now:
-                _, what = due.pop(0)
-                if isinstance(what, list):
-                    stage.submit(what)
-                else:
-                    stage.marks[what.name] = now
-                    what.happens(stage)
-            stage.sample()
-            time.sleep(SAMPLE_SECONDS)
+        with stage.licences:
+            while (now := (time.monotonic() - started) / stage.pace) < scenario.seconds:
+                while due and due[0][0] <= now:
+                    _, what = due.pop(0)
+                    if isinstance(what, list):
+                        stage.submit(what)
+                    else:
+                        stage.marks[what.name] = now
+                        what.happens(stage)
+                stage.sample()
+                time.sleep(SAMPLE_SECONDS)
         seconds = time.monotonic() - started
         others_percent = stage.cpu().since(cpu).others_percent(seconds)
     report = run_audit(stage.engine, stage.client, stage.settings)
