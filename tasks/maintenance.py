@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from opencue_sched.celery import app
@@ -17,7 +18,7 @@ MOVE_LEASE_SECONDS = 60.0
 """A run that moves finished jobs begins no portion that late."""
 
 EVENTS_LEASE_SECONDS = 30.0
-"""Longer than a sending takes. When its process dies in it, the fleet's next is up to this much later."""
+"""No event is taken that late. When its process dies in it, the fleet's next is up to this much later."""
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
@@ -71,8 +72,8 @@ def move_finished_jobs() -> dict[str, object]:
 
 @app.task(name="opencue_sched.maintenance.send_events", acks_late=True)
 def send_events() -> dict[str, object]:
-    """Tell the farm's own receiver of jobs that ended and frames that died (beat, every 5 seconds), unless another
-    process of the fleet is at it, or a Cuebot is there, which has mails."""
+    """Tell the farm's own receiver of jobs that ended and frames that died (when one is written, and by beat every 5
+    seconds), unless another process of the fleet is at it, or a Cuebot is there, which has mails."""
     from opencue_sched.reports import job_events
     from opencue_sched.reports.event_receivers import receiver_of
 
@@ -80,15 +81,22 @@ def send_events() -> dict[str, object]:
     if mine.scope.beside_cuebot:
         return {"sending": False}
     key = events_lease(mine.settings.coordination.namespace, mine.settings.scheduler.facility)
-    with exclusive(mine.client, key, seconds=EVENTS_LEASE_SECONDS) as first:
-        if not first:
+    with ExitStack() as lease:
+        if not lease.enter_context(exclusive(mine.client, key, seconds=EVENTS_LEASE_SECONDS)):
             return {"sending": False}
+        mine.event_wakes.taken_up()
+
+        def hand_over() -> None:
+            lease.close()
+            mine.event_wakes.wake_again()
+
         figures = job_events.send_events(
             mine.engine,
             receiver_of(mine.settings.events),
             facility=mine.settings.scheduler.facility,
             count=metrics.record_job_events,
             stopping=mine.stopping,
+            begins_no_more=hand_over,
         )
     return {"sending": True, **figures}
 

@@ -132,6 +132,11 @@ def events_lease(ns: str, facility: str | None) -> str:
     return _in_scope(f"{ns}:turn:events", facility)
 
 
+def events_woken(ns: str, facility: str | None) -> str:
+    """There while a message to send the events of jobs is on its way, of one facility scope."""
+    return f"{events_lease(ns, facility)}:woken"
+
+
 def everything_under(ns: str) -> str:
     """Pattern of all keys and queues of a namespace."""
     return f"{ns}:*"

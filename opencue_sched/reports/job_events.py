@@ -2,16 +2,18 @@
 
 Whoever ends a frame only writes a row (store/job_events.py). What is sent here has its next try set and committed
 before: a process that dies in between leaves it to the next one, which sends it again under the same id. Events that
-were never tried and those that failed before are sent by threads of their own, so that what fails again and again takes
-no place of what is new.
+were never tried and those that failed before have places of their own, so that what fails again and again takes no
+place of what is new. An attempt that hangs gives its place to the next event and goes on beside it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC
 from time import monotonic
 from typing import Any
@@ -26,8 +28,16 @@ _log = structlog.get_logger(__name__)
 
 SEND_SECONDS = 10.0
 """How long a receiver may take for an event."""
+HANGING_SECONDS = 2.0
+"""An attempt that takes longer hangs: it takes no place of others any more. And how long a receiver may take for an
+event while PLACES other attempts have more time."""
+PLACES = 16
+"""How many events are being sent at a time for the first time, and how many again, without those that hang: of these
+there are as many more at most."""
 RUN_SECONDS = 5.0
 """A call of `send_events` begins nothing after so long, and so ends SEND_SECONDS later at the latest."""
+LOOK_SECONDS = 0.1
+"""While an event is being sent, it is looked so often whether others are due."""
 FIRST_REPEAT_SECONDS = 30.0
 """An event is tried again after so long, twice as long after each try: more than a try takes, whose end nobody else
 waits for."""
@@ -36,8 +46,6 @@ MOST_TRIES = 30
 LONGEST_AGE_SECONDS = 86_400.0
 MOST_DROPPED = 1_000
 """Events given up by one call."""
-THREADS = 4
-"""How many events are sent at a time for the first time, and how many again."""
 
 
 def send_events(
@@ -47,21 +55,25 @@ def send_events(
     facility: str | None,
     count: Callable[[str, int], object],
     stopping: Callable[[], bool] = lambda: False,
+    begins_no_more: Callable[[], object] = lambda: None,
     patience_seconds: float = SEND_SECONDS,
+    hanging_seconds: float = HANGING_SECONDS,
     run_seconds: float = RUN_SECONDS,
 ) -> dict[str, int]:
     """Send what is due of a facility (None: of all), give up what is too old; how many were ``sent``, ``failed`` and
     are tried again, and were ``dropped``. ``count`` is called with each of these words and a number.
 
-    Without a receiver, which other workers may have, only what is too old goes. Raises SQLAlchemy's errors; what was
-    not sent then is due again.
+    ``begins_no_more`` is called once nothing is begun any more: from then on another process may send, while this one
+    waits for attempts that hang. Without a receiver, which other workers may have, only what is too old goes. Raises
+    SQLAlchemy's errors; what was not sent then is due again.
     """
     figures: Counter[str] = Counter(sent=0, failed=0, dropped=0)
     until = monotonic() + run_seconds
 
-    def counted(outcome: str, amount: int = 1) -> None:
-        figures[outcome] += amount
-        count(outcome, amount)
+    def counted(outcome: str, amount: int) -> None:
+        if amount:
+            figures[outcome] += amount
+            count(outcome, amount)
 
     with engine.begin() as connection:
         if receiver is not None:
@@ -69,42 +81,102 @@ def send_events(
         dropped = job_events.drop_old(
             connection, facility=facility, age=LONGEST_AGE_SECONDS, most_tries=MOST_TRIES, limit=MOST_DROPPED
         )
+    counted("dropped", len(dropped))
     if dropped:
-        counted("dropped", len(dropped))
         shown = [row.id for row in dropped[:20]]
         _log.warning("job_events_dropped", ids=shown, total=len(dropped), last_error=dropped[-1].last_error)
     if receiver is None:
         return dict(figures)
 
-    def send_in_turn(again: bool) -> list[str]:
-        """Send one after the other while some are due; what became of each."""
-        outcomes = []
-        while monotonic() < until and not stopping() and (event := _take(engine, again, facility)) is not None:
-            outcomes.append(_send(engine, receiver, event, patience_seconds))
-        return outcomes
+    lanes = [_Lane(again, patience_seconds, hanging_seconds) for again in (False, True)]
+    with ThreadPoolExecutor(4 * PLACES, thread_name_prefix="job-events") as threads, ExitStack() as beginning:
+        beginning.callback(begins_no_more)
+        begins = True
+        while True:
+            ended = [attempt for lane in lanes for attempt in lane.take_out_ended()]
+            begins = begins and monotonic() < until and not stopping()
+            for lane, event in _note_and_take(engine, ended, lanes if begins else (), facility):
+                seconds = lane.patience()
+                lane.attempts.append(_Attempt(event, threads.submit(_send, receiver, event, seconds), seconds))
+            failed = sum(bool(attempt.failure.result()) for attempt in ended)
+            counted("sent", len(ended) - failed)
+            counted("failed", failed)
+            under_way = [attempt.failure for lane in lanes for attempt in lane.attempts]
+            if not begins or not under_way:
+                beginning.close()
+            if not under_way:
+                return dict(figures)
+            wait(under_way, LOOK_SECONDS)
 
-    with ThreadPoolExecutor(2 * THREADS, thread_name_prefix="job-events") as threads:
-        sending = threads.map(send_in_turn, [again for again in (False, True) for _ in range(THREADS)])
-        for outcomes in sending:
-            for outcome in outcomes:
-                counted(outcome)
-    return dict(figures)
 
-
-def _take(engine: Engine, again: bool, facility: str | None) -> Row[Any] | None:
+def _note_and_take(
+    engine: Engine, ended: Sequence[_Attempt], lanes: Sequence[_Lane], facility: str | None
+) -> list[tuple[_Lane, Row[Any]]]:
+    """Write down what became of attempts, and take what is due for the free places of ``lanes``: one transaction."""
+    free = {lane.again: lane.free_places() for lane in lanes}
+    if not ended and not any(free.values()):
+        return []
+    failures = {attempt.event.id: attempt.failure.result() for attempt in ended}
     with engine.begin() as connection:
-        return job_events.take(
+        job_events.note_outcomes(
             connection,
-            again=again,
-            facility=facility,
-            most_tries=MOST_TRIES,
-            first=FIRST_REPEAT_SECONDS,
-            longest=LONGEST_REPEAT_SECONDS,
+            sent=[event_id for event_id, failure in failures.items() if not failure],
+            refused={event_id: failure for event_id, failure in failures.items() if failure},
         )
+        return [
+            (lane, event)
+            for lane in lanes
+            if free[lane.again]
+            for event in job_events.take(
+                connection,
+                again=lane.again,
+                facility=facility,
+                limit=free[lane.again],
+                most_tries=MOST_TRIES,
+                first=FIRST_REPEAT_SECONDS,
+                longest=LONGEST_REPEAT_SECONDS,
+            )
+        ]
 
 
-def _send(engine: Engine, receiver: Receiver, event: Row[Any], seconds: float) -> str:
-    """Send an event that was taken, and write down what became of it: ``sent`` or ``failed``."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """An event that is being sent. ``failure`` is why that failed, empty if it did not."""
+
+    event: Row[Any]
+    failure: Future[str]
+    patience_seconds: float
+    began: float = field(default_factory=monotonic)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What is being sent of the events that were never tried, or (``again``) of the others."""
+
+    again: bool
+    patience_seconds: float
+    hanging_seconds: float
+    attempts: list[_Attempt] = field(default_factory=list)
+
+    def take_out_ended(self) -> list[_Attempt]:
+        ended = [attempt for attempt in self.attempts if attempt.failure.done()]
+        self.attempts = [attempt for attempt in self.attempts if attempt not in ended]
+        return ended
+
+    def free_places(self) -> int:
+        """How many attempts may begin beside those that do not hang; with those that do there are two for a place."""
+        now = monotonic()
+        brisk = sum(now - attempt.began < self.hanging_seconds for attempt in self.attempts)
+        return min(PLACES - brisk, 2 * PLACES - len(self.attempts))
+
+    def patience(self) -> float:
+        """How long the next attempt may take: all the time for the first PLACES, so that the others take turns."""
+        patient = sum(attempt.patience_seconds == self.patience_seconds for attempt in self.attempts)
+        return self.patience_seconds if patient < PLACES else self.hanging_seconds
+
+
+def _send(receiver: Receiver, event: Row[Any], seconds: float) -> str:
+    """Send an event that was taken; why that failed, empty if it did not."""
     at = event.made_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     message = json.dumps({"id": event.id, "event": event.event, "at": at, **event.body}).encode()
     try:
@@ -113,12 +185,7 @@ def _send(engine: Engine, receiver: Receiver, event: Row[Any], seconds: float) -
         # Whatever is wrong with one event, the others are sent. The text of such an error may have the URL in it.
         failure = type(error).__name__
         _log.error("job_event_delivery_broke", id=event.id, error=failure)
-    with engine.begin() as connection:
-        if failure:
-            job_events.note_refusal(connection, event.id, failure)
-        else:
-            job_events.delete_sent(connection, event.id)
     if failure:
         fields = {"id": event.id, "what": event.event, "tries": event.tries}
         _log.warning("job_event_not_sent", receiver=receiver.shown, error=failure, **fields)
-    return "failed" if failure else "sent"
+    return failure

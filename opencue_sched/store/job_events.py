@@ -2,16 +2,21 @@
 has died.
 
 An event is a row of ``opencue_sched_job_event``, written by the transaction that ends the job or the frame, so there is
-one exactly if that was committed. None is written unless some worker has said lately that it has a receiver. Whoever
-sends one first sets the time at which it is tried again: a sender that dies leaves it to the next.
+one exactly if that was committed, and every worker is notified with the commit. None is written unless some worker has
+said lately that it has a receiver. Whoever sends one first sets the time at which it is tried again: a sender that dies
+leaves it to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
+
+EVENTS_CHANNEL = "opencue_sched_events"
+"""Notified, with an empty object, by the commit of an event."""
 
 KNOWN_DAYS = 7
 """How long a receiver is believed to be there when no worker has said so again."""
@@ -25,16 +30,21 @@ _RECEIVED = f"""EXISTS (
 _JOB = """json_build_object('id', job.pk_job, 'name', job.str_name, 'show', show.str_name, 'shot', job.str_shot,
                                'user', job.str_user, 'facility', facility.str_name)"""
 _OF_JOB = "JOIN show ON show.pk_show = job.pk_show JOIN facility ON facility.pk_facility = job.pk_facility"
+# Ends a statement that has ``made`` events.
+_NOTIFY = f"SELECT pg_notify('{EVENTS_CHANNEL}', '{{}}') FROM made LIMIT 1"  # noqa: S608 - only our own constant
 # A job that was killed has frames that are not over.
 _NOTE_ENDS = text(
     f"""
-    WITH forgotten AS (DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[])))
+    WITH forgotten AS (DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))),
+    made AS (
     INSERT INTO opencue_sched_job_event (event, facility, body)
     SELECT 'job_ended', facility.str_name, json_build_object('job', {_JOB}, 'frames', json_build_object(
                'succeeded', int_succeeded_count, 'eaten', int_eaten_count, 'dead', int_dead_count,
                'unfinished', int_waiting_count + int_running_count + int_depend_count + int_checkpoint_count))
       FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job {_OF_JOB}
      WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND {_RECEIVED}
+    RETURNING id)
+    {_NOTIFY}
     """  # noqa: S608 - only our own constants
 )
 # The counters of these jobs are locked, so no other transaction writes their rows of opencue_sched_dead_job. A frame
@@ -51,13 +61,16 @@ _NOTE_DEATHS = text(
           JOIN facility ON facility.pk_facility = job.pk_facility
          WHERE job.str_state <> 'FINISHED' AND {_RECEIVED}
          ORDER BY job.pk_job
-        ON CONFLICT DO NOTHING RETURNING pk_job)
+        ON CONFLICT DO NOTHING RETURNING pk_job),
+    made AS (
     INSERT INTO opencue_sched_job_event (event, facility, body)
     SELECT 'frame_died', facility.str_name, json_build_object('job', {_JOB}, 'frame', json_build_object(
                'id', died.pk_frame, 'name', died.str_name, 'layer', layer.str_name, 'host', died.str_host,
                'exit_status', died.int_exit_status, 'retries', died.int_retries))
       FROM first JOIN died ON died.pk_job = first.pk_job JOIN layer ON layer.pk_layer = died.pk_layer
       JOIN job ON job.pk_job = first.pk_job {_OF_JOB}
+    RETURNING id)
+    {_NOTIFY}
     """  # noqa: S608 - only our own constants
 )
 _FORGET_DEATHS = text("DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
@@ -76,14 +89,20 @@ _TAKE = text(
     UPDATE opencue_sched_job_event
        SET tries = tries + 1,
            due_at = clock_timestamp() + least(CAST(:longest AS float8), :first * power(2, tries)) * interval '1 second'
-     WHERE id = (SELECT id FROM opencue_sched_job_event
-                  WHERE (tries > 0) = :again AND due_at <= clock_timestamp() AND tries < :most AND {_IN_FACILITY}
-                  ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+     WHERE id = ANY(ARRAY(
+        SELECT id FROM opencue_sched_job_event
+         WHERE (tries > 0) = :again AND due_at <= clock_timestamp() AND tries < :most AND {_IN_FACILITY}
+         ORDER BY due_at LIMIT :limit FOR UPDATE SKIP LOCKED))
     RETURNING id, event, made_at, tries, body
     """  # noqa: S608 - only our own constant
 )
-_SENT = text("DELETE FROM opencue_sched_job_event WHERE id = :id")
-_REFUSED = text("UPDATE opencue_sched_job_event SET last_error = :error WHERE id = :id")
+_SENT = text("DELETE FROM opencue_sched_job_event WHERE id = ANY(CAST(:ids AS varchar[]))")
+_REFUSED = text(
+    """
+    UPDATE opencue_sched_job_event tried SET last_error = left(refused.value, 500)
+      FROM json_each_text(CAST(:errors AS json)) refused WHERE tried.id = refused.key
+    """
+)
 _DROP = text(
     f"""
     DELETE FROM opencue_sched_job_event WHERE id = ANY(ARRAY(
@@ -129,23 +148,31 @@ def note_receiver(connection: Connection, facility: str | None) -> None:
 
 
 def take(
-    connection: Connection, *, again: bool, facility: str | None, most_tries: int, first: float, longest: float
-) -> Row[Any] | None:
-    """The event that is due longest, of those never tried, or (``again``) of the others: ``id``, ``event``,
-    ``made_at``, ``tries`` with this one, and ``body``; None where none is due.
+    connection: Connection,
+    *,
+    again: bool,
+    facility: str | None,
+    limit: int,
+    most_tries: int,
+    first: float,
+    longest: float,
+) -> list[Row[Any]]:
+    """The events that are due longest, at most ``limit``, of those never tried, or (``again``) of the others: ``id``,
+    ``event``, ``made_at``, ``tries`` with this one, and ``body``.
 
-    It is due again after ``first`` seconds, twice as many after each try, up to ``longest``.
+    Each is due again after ``first`` seconds, twice as many after each try, up to ``longest``.
     """
-    parameters = {"again": again, "facility": facility, "most": most_tries, "first": first, "longest": longest}
-    return connection.execute(_TAKE, parameters).one_or_none()
+    times = {"most": most_tries, "first": first, "longest": longest}
+    taken = connection.execute(_TAKE, {"again": again, "facility": facility, "limit": limit, **times})
+    return sorted(taken, key=lambda event: event.made_at)
 
 
-def delete_sent(connection: Connection, event_id: str) -> None:
-    connection.execute(_SENT, {"id": event_id})
-
-
-def note_refusal(connection: Connection, event_id: str, error: str) -> None:
-    connection.execute(_REFUSED, {"id": event_id, "error": error[:500]})
+def note_outcomes(connection: Connection, sent: Collection[str], refused: Mapping[str, str]) -> None:
+    """Delete events that were ``sent`` (ids), and write down why others were not (``refused``, by id)."""
+    if sent:
+        connection.execute(_SENT, {"ids": list(sent)})
+    if refused:
+        connection.execute(_REFUSED, {"errors": json.dumps(dict(refused))})
 
 
 def drop_old(

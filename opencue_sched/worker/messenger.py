@@ -1,4 +1,4 @@
-"""The messages that a process sends itself: that there is work for a posting."""
+"""The messages that a process sends itself: that there is work for a posting, or events of jobs are to be sent."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from opencue_sched.coordination.routing import Router
 log = structlog.get_logger(__name__)
 
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
+EVENTS_TASK = "opencue_sched.maintenance.send_events"
+EVENTS_EXPIRE_SECONDS = 5.0
+"""Life of a message that events are to be sent: beat sends the next then."""
 URGENT, NORMAL = 0, 1
 """Message priorities: of what a client waits for, and of all else."""
 
@@ -48,6 +51,14 @@ class Messenger:
     def to_all(self, posting: str, ticket: int | None = None, *, reply: str | None = None) -> None:
         """Send a message for whichever worker takes it; its pass is reported to the reply queue ``reply``, if any."""
         self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
+
+    def send_events(self, queue: str) -> None:
+        """Have whichever process takes from this queue first send events of jobs. A message that cannot be sent is left
+        to the next of beat."""
+        try:
+            self._send(EVENTS_TASK, queue=Queue(queue), declare=[], expires=EVENTS_EXPIRE_SECONDS)
+        except (OperationalError, RedisError) as error:
+            log.warning("events_left_to_beat", error=str(error))
 
     def _put(self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None) -> None:
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.

@@ -51,13 +51,16 @@ from opencue_sched.domain.shards import buckets
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import check_stores
 from opencue_sched.reports.announcements import AnnouncementSender
+from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.hosts import full_names
+from opencue_sched.store.job_events import EVENTS_CHANNEL
 from opencue_sched.store.lost_runs import UpkeepScope
 from opencue_sched.store.pending import WaitingTag
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import metrics
+from opencue_sched.worker.event_wakes import EventWakes
 from opencue_sched.worker.events import (
     BACKLOG_CHANNEL,
     CAPS_CHANNEL,
@@ -108,6 +111,7 @@ class Process:
         )
         self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
+        self.event_wakes = EventWakes(self.client, settings, self.messenger)
         self.due = DueThread(self.postings, send=self.messenger.send)
         self.sweeper = Sweeper(
             self.engine,
@@ -163,6 +167,7 @@ class Process:
                 WORK_CHANNEL: self.handlers.work_waits,
                 BACKLOG_CHANNEL: self.handlers.backlog_changed,
                 HANDED_BACK_CHANNEL: self.handlers.handed_back,
+                EVENTS_CHANNEL: self.wake_events,
             },
             on_reconnect=self._reconnected,
             on_deaf=self.handlers.deaf,
@@ -292,6 +297,11 @@ class Process:
         backlog = self.backlog
         metrics.watch_backlog(backlog, self.dispatcher.runner.lost)
         self.membership.backlog = lambda: (backlog.age_seconds(), backlog.deaf)
+
+    def wake_events(self) -> None:
+        """Have events of jobs sent at once, where there is somebody to tell: some were written."""
+        if receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot:
+            self.event_wakes.wake()
 
     def _reconnected(self) -> None:
         """Called by the listener when it hears again. What it missed is read by the counters' thread: the listener goes

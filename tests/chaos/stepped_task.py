@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import structlog
@@ -29,10 +30,18 @@ from opencue_sched.settings import get_settings
 from opencue_sched.worker.process import Process
 from tasks import maintenance
 from tests.chaos.stepped_pass import Steps
-from tests.kit.in_turn import InTurn
 from tests.kit.tasks import run_task
 
 DELIVERED = "delivered"
+
+
+class _AtOnce(Executor):
+    """Does what it is given in the thread that gives it."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args, **named))
+        return done
 
 
 def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -55,7 +64,7 @@ def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequen
         return failure
 
     UrlReceiver.deliver = delivered  # type: ignore[method-assign]
-    job_events.ThreadPoolExecutor = lambda *_, **__: InTurn(last=False)  # type: ignore[assignment,misc]
+    job_events.ThreadPoolExecutor = lambda *_, **__: _AtOnce()  # type: ignore[assignment,misc]
     if complete:
         Releaser(process.engine).end([CompletedFrame(**fields) for fields in complete])
     else:

@@ -18,7 +18,13 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.jobs.control import JobControl
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.event_receivers import receiver_of
-from opencue_sched.reports.job_events import FIRST_REPEAT_SECONDS, LONGEST_AGE_SECONDS, MOST_TRIES, send_events
+from opencue_sched.reports.job_events import (
+    FIRST_REPEAT_SECONDS,
+    LONGEST_AGE_SECONDS,
+    MOST_TRIES,
+    PLACES,
+    send_events,
+)
 from opencue_sched.reports.reaper import reap
 from opencue_sched.reports.recovery import recover_depends
 from opencue_sched.reports.run_ends import LostRun
@@ -28,6 +34,7 @@ from opencue_sched.store import job_events
 from tests.kit.counted import Counted
 from tests.kit.event_receiver import EventReceiver, event_receiver
 from tests.kit.runs import FarmView, Running, ScriptedKiller, complete_frame, start
+from tests.kit.statements import listening
 
 PATIENCE_SECONDS = 2.0
 
@@ -262,6 +269,56 @@ def test_events_that_hang_again_and_again_leave_the_way_free_for_new_ones(
     for run in fresh:
         complete_frame(engine, run.report())
     assert send(run_seconds=1.0)["sent"] == 3
+
+
+@pytest.mark.parametrize("tried", [0, 1])
+def test_events_that_hang_at_their_first_try_delay_no_other(
+    engine: Engine, view: FarmView, receiver: EventReceiver, send: Callable[..., Any], tried: int
+) -> None:
+    # given more events that hang than are sent at a time, and others after them; all new, or all tried before
+    runs = several(view, 2 * PLACES + 8)
+    hanging, others = runs[:-3], runs[-3:]
+    hung = {run.job.id for run in hanging}
+    receiver.answer = lambda told: None if told["job"]["id"] in hung else 200
+    for run in runs:
+        complete_frame(engine, run.report())
+    view.run_sql("UPDATE opencue_sched_job_event SET tries = :tried", tried=tried)
+
+    # when they are sent, then the others are in the same call
+    figures = send(hanging_seconds=0.2)
+    assert figures == {"sent": len(others), "failed": len(hanging), "dropped": 0}
+    assert len(waiting(view)) == len(hanging)
+
+
+def test_another_process_may_send_while_the_last_attempts_of_one_hang(
+    engine: Engine, view: FarmView, receiver: EventReceiver, send: Callable[..., Any]
+) -> None:
+    # given an event that hangs, and a call that is to begin nothing after the first look
+    hangs, other = several(view, 2)
+    receiver.answer = lambda told: None if told["job"]["id"] == hangs.job.id else 200
+    complete_frame(engine, hangs.report())
+
+    # when an event is written while that hangs, then another call sends it, before the first has ended
+    answers, others = iter((False, True)), []
+
+    def begins_no_more() -> None:
+        complete_frame(engine, other.report())
+        others.append(send())
+
+    first = send(stopping=lambda: next(answers, True), begins_no_more=begins_no_more)
+    assert others == [{"sent": 1, "failed": 0, "dropped": 0}]
+    assert first == {"sent": 0, "failed": 1, "dropped": 0}
+
+
+def test_events_are_sent_in_few_transactions(
+    engine: Engine, view: FarmView, receiver: EventReceiver, send: Callable[..., Any]
+) -> None:
+    for run in several(view, 48):
+        complete_frame(engine, run.report())
+    commits: list[object] = []
+    with listening(engine, "commit", commits.append):
+        assert send()["sent"] == 48
+    assert len(commits) < 48 / 2
 
 
 def test_what_is_refused_is_tried_again_later_and_later_and_given_up_in_the_end(

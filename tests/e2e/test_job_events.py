@@ -1,0 +1,49 @@
+"""Events of jobs in a real fleet: told at once, whoever ends the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import redis
+from sqlalchemy import Engine
+
+from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.settings import Settings
+from opencue_sched.store import job_events
+from tests.e2e.fleets import SHORT_TIMES
+from tests.kit.brief_fleet import brief_fleet, open_counters
+from tests.kit.event_receiver import event_receiver
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
+from tests.kit.runs import FarmView, complete_frame, start
+
+
+def test_an_event_is_sent_at_once_where_no_beat_asks_for_it(
+    settings: Settings, engine: Engine, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    # given two workers with a receiver, in a fleet without a beat
+    view = FarmView(engine)
+    view.run_sql("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
+    with engine.begin() as connection:
+        job_events.note_receiver(connection, None)
+    open_counters(redis_client)
+    with event_receiver() as receiver:
+        environment = {
+            **SHORT_TIMES,
+            "OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url,
+            "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
+            "OPENCUE_SCHED_EVENTS__URL": receiver.url,
+        }
+        with brief_fleet(environment, tmp_path) as fleet:
+            fleet.worker("worker1")
+            fleet.worker("worker2")
+            eventually_listen(engine, 2)
+
+            # when one job after the other ends
+            for told in (1, 2):
+                complete_frame(engine, start(view, LayerSpec(frames=1)).report())
+
+                # then each is told, once
+                eventually(lambda told=told: len(receiver.got) >= told, 20, "the event")
+            eventually(lambda: not view.rows("SELECT FROM opencue_sched_job_event"), 20, "nothing left to send")
+    assert receiver.kinds() == ["job_ended", "job_ended"]
