@@ -36,6 +36,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.failed_runs import breaking_hosts
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.insight import holds, host_groups
+from opencue_sched.store.job_events import undelivered
 from opencue_sched.store.limits import fetch_limits
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
@@ -130,6 +131,11 @@ OF_WAITING = RecentFigures(
     ("waiting_frames_distinct", "", "The sum of scheduler_waiting_frames."),
     ("host_report_age_seconds", "", "Seconds since the newest report of any host; not a number without a host."),
     ("oldest_hold_seconds", "", "Seconds that the longest drain for a wide frame has lasted, or 0."),
+    (
+        "job_events_oldest_seconds",
+        "",
+        "Seconds since the oldest event of a job that was refused, or that nobody has sent for a minute, or 0.",
+    ),
 )
 OF_QUEUES = RecentFigures(
     ("queue_depth", "type", "Messages waiting in this fleet's queues of a type."),
@@ -294,6 +300,8 @@ class FleetCensus:
             breaking = breaking_hosts(connection, settings.queue.uncounted_exit_statuses)
             shows = show_uses(connection, facility)
             caps = list(_caps(connection, settings.accounting.limit_settle_window_seconds))
+            # A Cuebot has mails: there are no events.
+            events = None if facts.origin == "cuebot" else undelivered(connection)
         report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),
@@ -301,6 +309,7 @@ class FleetCensus:
             ("oldest_hold_seconds", (), draining[0].oldest_age if draining else 0.0),
         ]
         samples += [("waiting_frames", (verdict.value,), waiting[verdict.value]) for verdict in Verdict]
+        samples += [("job_events_oldest_seconds", (), events.oldest_seconds or 0.0)] if events is not None else []
         OF_WAITING.update(samples)
         OF_USE.update(_samples(groups, draining, breaking, shows, caps))
 

@@ -818,6 +818,25 @@ def test_the_census_tells_of_reported_licences_and_of_a_report_that_is_too_old(
     assert series("scheduler_limit_open") == {}
 
 
+def test_the_oldest_event_that_was_not_delivered_has_an_age(census: FleetCensus, engine: Engine):
+    # given an event that was refused an hour ago, and one that is on its way
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO opencue_sched_job_event (event, facility, body, made_at, last_error) VALUES"
+                " ('job_ended', 'local', '{}', clock_timestamp() - interval '1 hour', 'it answered 503'),"
+                " ('job_ended', 'local', '{}', clock_timestamp(), NULL)"
+            )
+        )
+    census.look_at_farm()
+    assert 3600 <= sample("scheduler_job_events_oldest_seconds") < 3700
+    # when it was delivered
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM opencue_sched_job_event WHERE last_error IS NOT NULL"))
+    census.look_at_farm()
+    assert sample("scheduler_job_events_oldest_seconds") == 0
+
+
 def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -830,7 +849,7 @@ def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, e
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": job.id})
     with counted_statements(Engine) as idle:
         census.look_at_farm()
-    assert (len(busy), len(idle)) == (12, 10)
+    assert (len(busy), len(idle)) == (13, 11)
     # and every figure is there all the same
     assert sample("scheduler_waiting_frames_distinct") == 0
     assert series("scheduler_farm_hosts")
@@ -864,7 +883,7 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
     with counted_statements(Engine) as large:
         census.look_at_farm()
     # then looking at them takes no more statements
-    assert len(small) == len(large) <= 12
+    assert len(small) == len(large) <= 13
     # and there are as many series as may be, with those at work among them, and the others' sums
     assert series("scheduler_show_cores") == {("show",): 6}
     assert series("scheduler_folder_cores") == {("show", "used"): 6}
