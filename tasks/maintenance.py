@@ -27,6 +27,7 @@ def reap() -> dict[str, object]:
     at it."""
     from opencue_sched.reports import frame_history, reaper
     from opencue_sched.reports.completion import Releaser
+    from opencue_sched.reports.early_failures import note_early_failures
     from opencue_sched.rqd.kill import RqdKiller
 
     mine = process_of(app)
@@ -37,10 +38,12 @@ def reap() -> dict[str, object]:
         count = metrics.record_event
         releaser = Releaser(mine.engine, mine.settings.release, count=count, sender=mine.announcements)
         report = reaper.reap(releaser, RqdKiller(mine.channels), scope=mine.scope, stopping=mine.stopping)
+        # A Cuebot takes the reports, and writes nothing down of frames that its hosts break.
+        early = note_early_failures(mine.engine) if mine.scope.beside_cuebot and not mine.stopping() else 0
         drains = mine.facts.has_frame_history_queue and not mine.stopping()
         events, skipped = frame_history.drain_history(mine.engine) if drains else (0, 0)
     figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
-    return {"reaped": True, "history_events": events, "history_skipped": skipped, **figures}
+    return {"reaped": True, "history_events": events, "history_skipped": skipped, "early_failures": early, **figures}
 
 
 @app.task(name="opencue_sched.maintenance.recover_depends", acks_late=True)

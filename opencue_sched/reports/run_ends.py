@@ -240,14 +240,22 @@ def is_memory_failure(report: CompletedFrame) -> bool:
 def is_host_failure(report: CompletedFrame, run: Run, *, now: float) -> bool:
     """Whether a frame failed in a way that its host may be to blame for: it was not killed, did not want memory and was
     in time."""
-    if report.exit_status in STATUSES_NOT_OF_A_HOST or is_memory_failure(report):
-        return False
-    signal_number = report.exit_signal or report.exit_status - _SIGNALS_OF_SHELLS
-    if signal_number == SIGNAL_SKIP_RETRY:
-        return False
-    killed = signal_words(signal_number) and signal_number not in SIGNALS_OF_A_CRASH
     run_seconds = run.run_seconds - max(0.0, now - report.received_at)
-    return not killed and not overdue(run, run_seconds, report.silent_seconds)
+    return (
+        may_be_of_a_host(report.exit_status, report.exit_signal)
+        and not is_memory_failure(report)
+        and not overdue(run, run_seconds, report.silent_seconds)
+    )
+
+
+def may_be_of_a_host(exit_status: int, exit_signal: int = 0) -> bool:
+    """Whether a frame that ended so may have failed because of its host: nothing killed it, and the status says nothing
+    of its memory."""
+    if exit_status in STATUSES_NOT_OF_A_HOST:
+        return False
+    signal_number = exit_signal or exit_status - _SIGNALS_OF_SHELLS
+    killed = signal_words(signal_number) and signal_number not in SIGNALS_OF_A_CRASH
+    return not killed and signal_number != SIGNAL_SKIP_RETRY
 
 
 def overdue(run: Run | ReportedRun, run_seconds: float, silent_seconds: float) -> str:

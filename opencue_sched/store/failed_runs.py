@@ -2,14 +2,14 @@
 ``opencue_sched_failed_run``). A frame is not given to such a host again while another may take it, and a host on which
 frames of several jobs failed is named.
 
-Noted where our report service takes the reports: OpenCue's own tables do not tell a frame that failed from one that was
-killed.
+Noted where our report service takes the reports. Beside a Cuebot, which takes them, they are read from OpenCue's
+history, which does not tell a frame that failed from one that was killed: there only those that failed within a minute.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -25,13 +25,26 @@ _NOTE = text(
     DELETE FROM opencue_sched_failed_run
      WHERE (pk_frame, str_host) IN (SELECT pk_frame, str_host FROM opencue_sched_failed_run
                                      WHERE ts < now() - interval '1 day' LIMIT 1000 FOR UPDATE SKIP LOCKED);
-    INSERT INTO opencue_sched_failed_run AS noted (pk_frame, str_host, pk_layer, pk_job, int_exit_status)
-    SELECT DISTINCT ON (frame, host) frame, host, layer, job, status
+    INSERT INTO opencue_sched_failed_run AS noted (pk_frame, str_host, pk_layer, pk_job, int_exit_status, ts)
+    SELECT DISTINCT ON (frame, host) frame, host, layer, job, status, coalesce(to_timestamp(at), now())
       FROM json_to_recordset(CAST(:failed AS json))
-           AS failed(frame varchar, host varchar, layer varchar, job varchar, status bigint)
+           AS failed(frame varchar, host varchar, layer varchar, job varchar, status bigint, at bigint)
      WHERE host <> ''
-     ORDER BY frame, host
+     ORDER BY frame, host, at DESC
     ON CONFLICT (pk_frame, str_host) DO UPDATE SET ts = excluded.ts, int_exit_status = excluded.int_exit_status
+     WHERE noted.ts < excluded.ts
+    """
+)
+# What a person kills of a job ends with the job, or has run for a while.
+_FAILED_EARLY = text(
+    """
+    SELECT past.pk_frame AS frame, past.str_host AS host, past.pk_layer AS layer, past.pk_job AS job,
+           past.int_exit_status AS status, past.int_ts_stopped AS at
+      FROM frame_history past JOIN job ON job.pk_job = past.pk_job
+     WHERE past.int_ts_stopped > CAST(extract(epoch FROM now()) - :seconds AS bigint)
+       AND past.int_ts_stopped - past.int_ts_started <= :early
+       AND past.int_exit_status <> 0 AND job.str_state = 'PENDING'
+     ORDER BY past.int_ts_stopped DESC LIMIT :most
     """
 )
 # A frame that failed everywhere, or in a layer that fails elsewhere too, speaks of its job and not of the host.
@@ -61,6 +74,19 @@ def note_failures(connection: Connection, failed: Sequence[tuple[Run, int]]) -> 
     ]
     if rows:
         connection.execute(_NOTE, {"failed": json.dumps(rows)})
+
+
+def failed_early(connection: Connection, *, since: float, early: float, most: int) -> list[dict[str, Any]]:
+    """Runs of the last ``since`` seconds, by OpenCue's history, that failed within ``early`` seconds, of jobs that are
+    not over: at most ``most``, the last first, as `note_past_failures` takes them, each with its ``status``."""
+    rows = connection.execute(_FAILED_EARLY, {"seconds": since, "early": early, "most": most})
+    return [dict(row._mapping) for row in rows]
+
+
+def note_past_failures(connection: Connection, failed: Sequence[Mapping[str, Any]]) -> None:
+    """Remember what `failed_early` found, any number of times."""
+    if failed:
+        connection.execute(_NOTE, {"failed": json.dumps([dict(run) for run in failed])})
 
 
 def breaking_hosts(connection: Connection, uncounted: Collection[int]) -> Sequence[Row[Any]]:

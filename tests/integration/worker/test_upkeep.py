@@ -15,6 +15,7 @@ from opencue_sched.coordination.leader import exclusive
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from opencue_sched.settings import Events, Settings
+from opencue_sched.store.failed_runs import breaking_hosts
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.process import Process
 from tasks import maintenance
@@ -169,3 +170,57 @@ def test_events_of_jobs_are_sent_by_one_process_at_a_time_and_not_beside_a_cuebo
         assert send(ours) == {"sending": False}
     assert send(ours) == {"sending": True, "sent": 0, "failed": 0, "dropped": 0}
     assert len(view.rows("SELECT FROM opencue_sched_receiver")) == 1
+
+
+@pytest.mark.parametrize("origin", ["cuebot", "opencue-sched"])
+def test_beside_a_cuebot_hosts_that_break_frames_are_known_by_the_history(
+    start: Callable[..., Process], view: FarmView, origin: Origin
+) -> None:
+    # given frames that a Cuebot has ended: on each of some hosts one of three jobs
+    reports = {
+        "broken": {"status": 1},
+        "crashing": {"status": 139},
+        "killed": {"status": 137},
+        "starved": {"status": 33},
+        "short": {"status": 77},
+        "late": {"status": 1, "ran": 90},
+        "over": {"status": 1, "job": "FINISHED"},
+        "sound": {"status": 0},
+    }
+    with view.farm() as farm:
+        limit = farm.limit("houdini", 10)
+        hosts = {name: farm.host(name=name) for name in reports}
+        jobs = {name: [farm.job([LayerSpec(frames=1)]) for _ in range(3)] for name in reports}
+        for name, host in hosts.items():
+            farm.run([job.frames[0] for job in jobs[name]], host, cores=1, memory_gb=1)
+    view.run_sql("UPDATE limit_record SET int_exit_status = 77 WHERE pk_limit_record = :limit", limit=limit)
+    for name, report in reports.items():
+        ids = [job.id for job in jobs[name]]
+        view.run_sql(
+            "UPDATE frame_history SET int_ts_started = int_ts_started - :ran WHERE pk_job = ANY(:jobs)",
+            ran=report.get("ran", 5),
+            jobs=ids,
+        )
+        view.run_sql("DELETE FROM proc WHERE pk_job = ANY(:jobs)", jobs=ids)
+        view.run_sql(
+            "UPDATE frame SET str_state = 'DEAD', int_exit_status = :status WHERE pk_job = ANY(:jobs)",
+            status=report["status"],
+            jobs=ids,
+        )
+        state = report.get("job", "PENDING")
+        view.run_sql("UPDATE job SET str_state = :state WHERE pk_job = ANY(:jobs)", state=state, jobs=ids)
+
+    # when a fleet looks, then those that break frames are named, beside a Cuebot
+    process = start(origin)
+    upkeep(process)
+    upkeep(process)
+    with view.engine.connect() as connection:
+        named = {row.host: (row.jobs, row.frames) for row in breaking_hosts(connection, ())}
+    assert named == ({"broken": (3, 3), "crashing": (3, 3)} if origin == "cuebot" else {})
+
+    # and what is old is not known for ever
+    view.run_sql("UPDATE opencue_sched_failed_run SET ts = ts - interval '2 hours'")
+    view.run_sql("UPDATE frame_history SET int_ts_stopped = int_ts_stopped - 7200, int_ts_started = 0")
+    upkeep(process)
+    with view.engine.connect() as connection:
+        assert not breaking_hosts(connection, ())

@@ -1,0 +1,32 @@
+"""Frames that failed soon after their start, read from OpenCue's history where a Cuebot takes the reports.
+
+A history says with which status a run ended, and not whether somebody killed it. Whoever breaks every frame does so
+within seconds, and few are killed so soon: what failed within a minute is believed.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from opencue_sched.reports.run_ends import may_be_of_a_host
+from opencue_sched.store.failed_runs import failed_early, note_past_failures
+from opencue_sched.store.limit_bindings import shortages_of
+
+EARLY_SECONDS = 60.0
+"""A run that failed later may have been killed."""
+SINCE_SECONDS = 600.0
+"""How far back it is looked each time: what nobody looked at for a while is found all the same."""
+MOST_RUNS = 1_000
+"""Runs looked at each time."""
+
+
+def note_early_failures(engine: Engine) -> int:
+    """Note the frames that failed on their hosts lately (store/failed_runs.py); how many. Safe at any time, anywhere.
+    Raises SQLAlchemy's errors."""
+    with engine.begin() as connection:
+        early = failed_early(connection, since=SINCE_SECONDS, early=EARLY_SECONDS, most=MOST_RUNS)
+        failed = [run for run in early if may_be_of_a_host(run["status"])]
+        short = shortages_of(connection, {run["status"] for run in failed}) if failed else {}
+        failed = [run for run in failed if run["status"] not in short]
+        note_past_failures(connection, failed)
+    return len(failed)
