@@ -28,6 +28,8 @@ class Frame:
     no such time."""
     failed_on: tuple[str, ...] = ()
     """The names of the hosts that it failed on lately."""
+    others: bool = False
+    """Whether, if it failed anywhere, some other host of the farm may take it, in whichever shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -670,9 +670,12 @@ class Planner:
         """The frames of the layer that may go to the host: not those that failed there, while others may take them."""
         if host.name not in state.failed_on:
             return state.frames
-        able = self._hosts_able(state)
+        able, divided = self._hosts_able(state), bool(state.cluster.shard)
         return deque(
-            frame for frame in state.frames if host.name not in frame.failed_on or able <= len(frame.failed_on)
+            frame
+            for frame in state.frames
+            # In a farm that is divided the hosts of this shard are not all that may take it.
+            if host.name not in frame.failed_on or (able <= len(frame.failed_on) and not (divided and frame.others))
         )
 
     def _hosts_able(self, state: LayerState) -> int:

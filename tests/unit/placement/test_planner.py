@@ -786,6 +786,17 @@ def test_a_limit_without_seats_idles_no_core_that_other_work_can_use() -> None:
     ]
 
 
+@pytest.mark.parametrize(("shard", "others", "starts"), [("", True, True), ("w1", True, False), ("w1", False, True)])
+def test_where_hosts_are_divided_those_of_other_shards_may_take_it(shard: str, others: bool, starts: bool) -> None:
+    # given a frame that failed on the only host of this shard that could take it, and perhaps others elsewhere
+    layer = failed(make_layer(), f1="h1")
+    layer = replace(layer, frames=tuple(replace(frame, others=others) for frame in layer.frames))
+    cluster, pool = replace(make_cluster(), shard=shard), FrozenPool([make_host("h1")])
+    pool.refresh(cluster.facility_id, cluster.tags, shard)
+    planned = plan(make_snapshot(make_job(layers=[layer])), pool, cluster=cluster)
+    assert placed(planned) == ([("l1-f1", "h1")] if starts else [])
+
+
 class TestPlansUnderWay:
     """Other passes of the process book on what they left of a host; the two commits would meet at its row."""
 
