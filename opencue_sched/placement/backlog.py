@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from hashlib import md5
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -673,8 +673,15 @@ class BacklogWork:
         wanted = frozenset(tags)
         with self._backlog._lock:
             needs = [need for of, need in self._show.least.items() if not of.isdisjoint(wanted)]
-        # Another thread may have forgotten the last of these layers since the plan came to it.
-        return reduce(_least_of, needs) if needs else _LEAST
+        if not needs:  # another thread may have forgotten the last of these layers since the plan came to it
+            return _LEAST
+        # Asked for each set of tags that a plan comes to, so it makes one object and not one for each of the needs.
+        return Resources(
+            min([need.cores for need in needs]),
+            min([need.memory_kb for need in needs]),
+            min([need.gpus for need in needs]),
+            min([need.gpu_memory_kb for need in needs]),
+        )
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         with self._backlog._lock:
@@ -706,8 +713,9 @@ class BacklogWork:
         """Whether the portion may be used: it is not too old, and not used up where more frames wait."""
         if entry.portion is None or self._backlog._clock() - entry.portion_at > self._backlog._portion_seconds:
             return False
-        used_up = all(frame.id in entry.in_flight for frame in entry.portion)
-        return not (used_up and entry.frames > len(entry.in_flight) and entry.portion_at < entry.used_at)
+        if entry.portion_at >= entry.used_at or entry.frames <= len(entry.in_flight):
+            return True
+        return not all(frame.id in entry.in_flight for frame in entry.portion)
 
     def to_judge(self) -> Iterable[Waiting]:
         backlog = self._backlog
