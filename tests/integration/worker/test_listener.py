@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import pytest
@@ -178,10 +179,73 @@ def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
     try:
         eventually_listen(engine)
         notify(engine, "opencue_sched_work", '{"shows": ["bad"]}')
+        eventually(lambda: seen == [["bad"]])
         notify(engine, "opencue_sched_work", '{"shows": ["good"]}')
         eventually(lambda: seen == [["bad"], ["good"]])
         assert counted("notification_failed") == 1
     finally:
+        listener.stop()
+
+
+def test_what_is_notified_together_is_passed_on_together(engine: Engine) -> None:
+    # given a handler that is under way with a first notification
+    seen: list[Sequence[str]] = []
+    go_on = Event()
+
+    def on_work(shows: Sequence[str]) -> None:
+        seen.append(shows)
+        go_on.wait(30)
+
+    listener = NotificationListener(engine, {WORK_CHANNEL: on_work})
+    listener.start()
+    try:
+        eventually_listen(engine)
+        notify(engine, WORK_CHANNEL, '{"shows": ["first"]}')
+        eventually(lambda: seen == [["first"]])
+
+        # when others follow, each a commit of its own
+        shows = [f"show-{number:02d}" for number in range(20)]
+        for show in shows:
+            notify(engine, WORK_CHANNEL, json.dumps({"shows": [show]}))
+        go_on.set()
+
+        # then nothing is left out, and what came together needed few calls
+        eventually(lambda: [show for call in seen[1:] for show in call] == shows)
+        assert len(seen) <= 5
+        eventually(lambda: counted(f"notification_{WORK_CHANNEL}") == 21)
+    finally:
+        go_on.set()
+        listener.stop()
+
+
+def test_among_notifications_that_come_together_a_bad_one_costs_itself_alone(engine: Engine) -> None:
+    # given a handler that is under way with a first notification
+    seen: list[str] = []
+    go_on = Event()
+
+    def on_work(shows: Sequence[str]) -> None:
+        go_on.wait(30)
+        if "bad" in shows:
+            raise RuntimeError("handler failed")
+        seen.extend(shows)
+
+    listener = NotificationListener(engine, {WORK_CHANNEL: on_work})
+    listener.start()
+    try:
+        eventually_listen(engine)
+        notify(engine, WORK_CHANNEL, '{"shows": ["first"]}')
+
+        # when those that follow have a payload that makes no sense, and one with which the handler fails
+        for payload in ('{"shows": ["a"]}', "not json", '{"shows": ["bad"]}', '{"jobs": ["b"]}', '{"shows": ["c"]}'):
+            notify(engine, WORK_CHANNEL, payload)
+        go_on.set()
+
+        # then the handler has all others
+        eventually(lambda: set(seen) == {"first", "a", "c"})
+        eventually(lambda: counted("notification_failed") == 3)
+        assert counted(f"notification_{WORK_CHANNEL}") == 3
+    finally:
+        go_on.set()
         listener.stop()
 
 
