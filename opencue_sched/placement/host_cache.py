@@ -91,9 +91,12 @@ class _Group:
         self.asked_at = 0.0
 
     def add(self, host: Host) -> None:
-        self.by_alloc[host.alloc_id].add(host)
-        self.classes[_class_of(host)].add(host.id)
-        self.by_bucket[bucket_of(host.id)].add(host.id)
+        """Let the host be found as it is now. One that is here already is of the same class."""
+        index = self.by_alloc[host.alloc_id]
+        if host.id not in index:
+            self.classes[_class_of(host)].add(host.id)
+            self.by_bucket[bucket_of(host.id)].add(host.id)
+        index.add(host)
 
     def remove(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].remove(host.id)

@@ -36,6 +36,9 @@ class HostIndex:
         self._levels: SortedDict[int, SortedDict[int, SortedDict[int, SortedDict[str, Host]]]] = SortedDict()
         self._places: dict[str, tuple[int, int, int]] = {}
 
+    def __contains__(self, host_id: str) -> bool:
+        return host_id in self._places
+
     def add(self, host: Host) -> None:
         """Put a host where its idle resources say, out of where it was before."""
         level = _gpu_level(host.idle_gpus, host.idle_gpu_memory_kb)
@@ -45,9 +48,10 @@ class HostIndex:
         self._places[host.id] = place
         tree: SortedDict[Any, Any] = self._levels
         for key in place:
-            if key not in tree:
-                tree[key] = SortedDict()
-            tree = tree[key]
+            branch = tree.get(key)
+            if branch is None:
+                branch = tree[key] = SortedDict()
+            tree = branch
         tree[host.id] = host
 
     def remove(self, host_id: str) -> None:
