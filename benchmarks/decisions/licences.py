@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from benchmarks.decisions import record as of
 from benchmarks.decisions.large_farms import LEAST_USE
+from benchmarks.decisions.licence_server import SETTLE_WINDOW_SECONDS
 from benchmarks.decisions.record import Record, Use
 from benchmarks.decisions.scenario import Bound, Control, Event, Hosts, Licence, Scenario, Show, Work
 from benchmarks.decisions.stage import Stage
@@ -59,6 +60,22 @@ def _unlicensed(record: Record, begin: float = _FULL_AT) -> list[Bound]:
     return [
         Bound("utilisation", record.utilisation(begin, record.seconds), LEAST_USE),
         Bound("part of the cores with the flood", flood / record.cores, 0.4),
+    ]
+
+
+def _waits(record: Record) -> list[Bound]:
+    """What is denied waits."""
+    delay = 60.0
+    early = [
+        run
+        for run in record.runs
+        for denial in record.denials
+        if denial.layer == run.layer.id and denial.at + 1.0 < run.began < denial.at + delay
+    ]
+    return [
+        Bound("dead frames", record.found.get("dead frames", math.inf), most=0),
+        Bound("retries used", record.found.get("retries used", math.inf), most=0),
+        Bound("starts of layers that are to wait", len({(run.frame, run.began) for run in early}), most=0),
     ]
 
 
@@ -155,6 +172,84 @@ SEATS_TAKEN = Scenario(
             changes={"imports": "benchmarks.decisions.any_machine", "seconds": 28.0},
         ),
     ),
+    sharded=True,
+)
+
+# Denied
+
+_GRABBED = "artists take the last seats"
+_GRAB_AT = 16.5
+"""Of the reports at 16, 20 and 24 s the second comes too early: the third is the first to show them."""
+_MORE_AT = 30.0
+_GONE = "artists go"
+_GONE_AT = 62.0
+_KNOWN_SECONDS = 8.0
+"""When a report shows artists at the latest."""
+
+
+def judge_denied(record: Record) -> list[Bound]:
+    grabbed, gone = (record.marks.get(name, record.seconds) for name in (_GRABBED, _GONE))
+    seated = [(use.at, use.farm + use.artists) for use in record.seated if use.product == "houdini"]
+    window = SETTLE_WINDOW_SECONDS + _KNOWN_SECONDS
+    known = [denial for denial in record.denials if denial.at > grabbed + window]
+    return [
+        Bound("frames denied", len(record.denials), 1),
+        Bound("frames denied once it is known", len(known), most=0),
+        Bound("most houdini seats", max((count for _, count in seated), default=0), most=SEATS),
+        Bound("seats in use with the artists", _mean_level(seated, grabbed + window, gone) / SEATS, 0.95),
+        Bound("seats in use without them", _mean_level(seated, gone + window, record.seconds) / SEATS, 0.95),
+        Bound("layers denied that start again", _start_again(record), 1),
+        *_waits(record),
+        *_unlicensed(record),
+    ]
+
+
+def _mean_level(levels: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """The mean between two times of what is so high from each moment on."""
+    ends = [at for at, _ in levels[1:]] + [math.inf]
+    spans = ((level, min(end, until) - max(begin, at)) for (at, level), until in zip(levels, ends, strict=False))
+    return sum(level * span for level, span in spans if span > 0) / max(1e-9, end - begin)
+
+
+def _start_again(record: Record) -> int:
+    last = {denial.layer: denial.at for denial in record.denials}
+    return len({run.layer.id for run in record.runs if run.began > last.get(run.layer.id, math.inf) + 60.0})
+
+
+_FEW_CORES = 4
+"""Each of four workers gives a frame a seat in its shard at most: two seats are free when the artists come."""
+
+
+def _first_wave() -> Work:
+    return Work(
+        "few",
+        "licensed",
+        120,
+        seconds=_FRAME_SECONDS,
+        priority=200,
+        licences=("houdini",),
+        job_cap=_FEW_CORES,
+    )
+
+
+DENIED = Scenario(
+    name="denied",
+    says="what artists leave no seats waits, uses no retry, and the others use what there is",
+    hosts=HOSTS,
+    shows=_SHOWS,
+    work=(
+        _first_wave(),
+        _under("houdini", frames=120, jobs=6, at=_GRAB_AT + 0.2, name="surprised"),
+        _under("houdini", frames=500, jobs=4, at=_MORE_AT, name="more"),
+        _flood(100.0),
+    ),
+    licences={"houdini": Licence(SEATS, machines=True, seats=SEATS, reported=True, exit_status=_STATUS)},
+    events=(
+        Event(_GRAB_AT, _GRABBED, lambda stage: stage.licences.artists_come("houdini", SEATS)),
+        Event(_GONE_AT, _GONE, lambda stage: stage.licences.artists_go("houdini")),
+    ),
+    seconds=100.0,
+    judge=judge_denied,
     sharded=True,
 )
 
@@ -256,4 +351,4 @@ COUNTS_ONLY = Scenario(
     sharded=True,
 )
 
-LICENCES: tuple[Scenario, ...] = (SEATS_TAKEN, LOWERED, COUNTS_ONLY)
+LICENCES: tuple[Scenario, ...] = (SEATS_TAKEN, DENIED, LOWERED, COUNTS_ONLY)

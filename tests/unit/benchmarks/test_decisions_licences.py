@@ -75,6 +75,40 @@ def test_seats_are_never_more_than_there_are_and_run_five_frames_each() -> None:
     assert not kept(licences.judge_seats(denied))["frames denied"]
 
 
+def denied(**how: Any) -> Record:
+    marks = {"artists take the last seats": 16.5, "artists go": 62.0}
+    held = [seated(4, 0), seated(4, 2, at=16.5), seated(4, 0, at=62.0), seated(6, 0, at=75.0)]
+    values: dict[str, Any] = {
+        "marks": marks,
+        "seated": held,
+        "denials": [Denial(16.5, "houdini", "houdini")],
+        "found": QUIET,
+        "seconds": 100.0,
+    }
+    return record_of(**{**values, **how})
+
+
+def test_what_is_denied_waits_and_the_others_use_what_there_is() -> None:
+    again = frames_on("h1", 1, 77.0)
+
+    def fails(**wrong: Any) -> set[str]:
+        runs = wrong.pop("runs", again)
+        record = replace(denied(**wrong), runs=runs)
+        whole_farm = {"utilisation", "part of the cores with the flood"}
+        return {name for name, is_kept in kept(licences.judge_denied(record)).items() if not is_kept} - whole_farm
+
+    assert fails() == set()
+    assert "frames denied" in fails(denials=[])
+    assert "frames denied once it is known" in fails(denials=[Denial(40.0, "houdini", "houdini")])
+    assert "seats in use with the artists" in fails(seated=[seated(2, 2)])
+    assert "most houdini seats" in fails(seated=[seated(5, 2)])
+    assert "dead frames" in fails(found={**QUIET, "dead frames": 1.0})
+    assert "retries used" in fails(found={**QUIET, "retries used": 1.0})
+    assert {"dead frames", "retries used"} <= fails(found={})
+    assert "starts of layers that are to wait" in fails(runs=frames_on("h1", 1, 60.0))
+    assert "layers denied that start again" in fails(runs=[])
+
+
 def lowered(left: int, frames_after: int = 12, others: bool = True) -> Record:
     six, at = [f"h{number}" for number in range(1, 7)], 26.0
     runs = [frames_on(host, 12, 5.0, at + 5.0) for host in six]
