@@ -3,6 +3,14 @@
 -- of a limit that was never reported it is empty, and everything counts. Each answers the use that is too much, or nil.
 -- Needs includes/ledger.
 
+-- Whether a machine has confirmed frames. By frames in flight alone it counts and does not hold a limit: those may have been
+-- accepted before the maximum was lowered, or artists came, and are not committed then. The oldest is in flight least often.
+local function runs_there(limit, machine)
+  for _, id in ipairs(try('ZRANGE', 'acct:started:' .. limit .. '@' .. machine, 0, -1)) do
+    if string.sub(call('HGET', LEDGER, id) or '', 1, 4) == '1|C|' then return true end
+  end
+end
+
 -- A limit of machines is used by the machines that are reported or have younger frames, and by frames whose machine is
 -- unknown. Below the threshold any machine may start; from there on one that holds it, with whatever frames; and above the
 -- maximum as many machines of ours as are too many take no more, the last by name, which are the same for everybody.
@@ -16,7 +24,7 @@ local function machines_refuse(limit, machine, running, threshold, maximum, afte
   if use < threshold then return end
   -- A machine that holds it by both is one, and this one, left in the set by a worker of the release before, is no other.
   -- To know them takes longer than to count, and matters only here.
-  local frames = machine ~= '' and tonumber(call('HGET', key .. machine, 'int_running') or 0) or 0
+  local frames = tonumber(call('HGET', key .. machine, 'int_running') or 0)
   local reported = call('SISMEMBER', others, machine) == 1
   local since_bound, ours = tonumber(after ~= '' and after or 0), {}
   local by_both = call('ZINTER', 2, holding, others, 'WEIGHTS', 1, 0, 'WITHSCORES')
@@ -28,9 +36,10 @@ local function machines_refuse(limit, machine, running, threshold, maximum, afte
       ours[#ours + 1] = by_both[i]
     end
   end
-  local left_over = frames <= 0 and not reported and tonumber(call('ZSCORE', holding, machine) or 0) > since_bound
-  if use - (left_over and 1 or 0) < threshold then return end
-  local holds = frames > 0 or reported or call('SISMEMBER', holding .. ':past', machine) == 1
+  local runs = frames > 0 and runs_there(limit, machine)
+  local counted_alone = not runs and tonumber(call('ZSCORE', holding, machine) or 0) > since_bound
+  if use - (counted_alone and 1 or 0) < threshold then return end
+  local holds = runs or reported or call('SISMEMBER', holding .. ':past', machine) == 1
   if not holds then return use end
   if use <= maximum then return end
   -- Ours are those with frames, and those that are reported still though their last frame has ended since. Of one that is

@@ -1,7 +1,8 @@
 """The protocol as an abstract model: what each process may do next, and what that does.
 
-One vertex with one cap, and one slot for each booker, with what everybody knows of the proc it is about. Scripts and
-transactions are atomic; between any two steps of one process any other may take any number of steps.
+One vertex with one cap, in some searches a limit of machines beside it, and one slot for each booker, with what
+everybody knows of the proc it is about. Scripts and transactions are atomic; between any two steps of one process any
+other may take any number of steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
-from tests.unit.accounting.explorer.rules import AGE, DEADLINE, Rules, Scope
+from tests.unit.accounting.explorer.rules import AGE, DEADLINE, MACHINES, REPORTS, Rules, Scope
 from tests.unit.accounting.explorer.scripts import Scripts
 from tests.unit.accounting.explorer.state import (
     Around,
@@ -40,6 +41,7 @@ class Turn(Enum):
     EMPTY = auto()
     FILL = auto()
     OPEN = auto()
+    REPORT = auto()
 
 
 class SharedStep(NamedTuple):
@@ -71,6 +73,9 @@ class Protocol:
             pauses=s.pauses,
             foreign=s.foreign,
             hangs=s.hangs,
+            frames_on=(0,) * MACHINES if s.seats else (),
+            settled_on=(0,) * MACHINES if s.seats else (),
+            reports=s.reports,
         )
 
     def slot(self) -> Slot:
@@ -88,7 +93,8 @@ class Protocol:
             self._reconcilers(slot, around),
         ):
             for label, after, after_around in steps:
-                yield label, self.tidy(after, after_around), after_around
+                moved = self.scripts.moved(slot, after, after_around)
+                yield label, self.tidy(after, moved), moved
 
     def _booker(self, slot: Slot, around: Around, room: bool) -> Iterator[Step]:
         is_open = around.store is Store.OPEN
@@ -96,7 +102,7 @@ class Protocol:
         if slot.booker is Booker.IDLE:
             yield from self._begins(slot, around, room and is_open)
         elif slot.booker is Booker.BOOKED:
-            if slot.age < DEADLINE or not self.rules.server_deadline:
+            if (slot.age < DEADLINE or not self.rules.server_deadline) and self._accepted_still(slot):
                 yield "commits", slot._replace(booker=Booker.COMMITTED, row=Row.LIVE), around
             yield "is refused by PostgreSQL", slot._replace(booker=Booker.FAILED), around
             yield "loses the connection in COMMIT", slot._replace(booker=Booker.LIMBO), around
@@ -109,7 +115,7 @@ class Protocol:
             yield "is committed at last, nobody hears of it", over._replace(row=Row.LIVE), ended
             yield "is not committed in the end", over, ended
         elif slot.booker is Booker.LIMBO:
-            if slot.age < DEADLINE:
+            if slot.age < DEADLINE and self._accepted_still(slot):
                 yield "is committed, nobody hears of it", over._replace(row=Row.LIVE), around
             if not self.rules.unknown_stays and is_open:
                 yield ("rolls back without knowing", *self.scripts.roll_back(slot, around))
@@ -124,8 +130,19 @@ class Protocol:
         if around.crashes and slot.booker in (Booker.BOOKED, Booker.COMMITTED, Booker.FAILED):
             yield "dies", over, around._replace(crashes=around.crashes - 1)
 
+    def _accepted_still(self, slot: Slot) -> bool:
+        """The commit compares terms while it keeps reports from being committed: one that comes after a COMMIT was sent
+        finds it carried out or not."""
+        return not (slot.other_terms and self.rules.same_terms)
+
     def _begins(self, slot: Slot, around: Around, accepted: bool) -> Iterator[Step]:
-        if accepted:
+        for machine in range(MACHINES) if accepted and self.scope.seats else ():
+            if self.scripts.takes(around, machine, self.scope.seats):
+                held = bool(around.settled_on[machine] or around.known >> machine & 1)
+                on_machine = slot._replace(machine=machine, held=held, other_terms=not around.told)
+                booked = self.scripts.book(on_machine)._replace(booker=Booker.BOOKED)
+                yield f"books on machine {machine + 1}", booked, around
+        if accepted and not self.scope.seats:
             booked = self.scripts.book(slot)
             yield "books", booked._replace(booker=Booker.BOOKED), around
             yield "books, the answer is lost", booked._replace(booker=Booker.OVER), around
@@ -200,6 +217,13 @@ class Protocol:
             if around.jumps:
                 yield SharedStep("Redis TIME jumps forward", Turn.JUMP, around._replace(jumps=around.jumps - 1))
         yield from self._filler(around)
+        if around.reports:
+            for who, machines in REPORTS.items():
+                said = around._replace(reported=machines, told=False, reports=around.reports - 1)
+                yield SharedStep(f"{who} is reported", Turn.REPORT, said)
+        if not around.told:
+            told = around._replace(known=around.reported, told=True)
+            yield SharedStep("Redis learns what was reported", Turn.NOTHING, told)
         if around.flushes:
             idle = (Stage.IDLE,) * len(around.stages)
             lost = around._replace(stages=idle, store=Store.LOST, drift=0, flushes=around.flushes - 1)
@@ -281,6 +305,8 @@ class Protocol:
             return slot._replace(jumped=slot.entry is Entry.FLIGHT)
         if step.turn is Turn.EMPTY:
             return self.scripts.emptied(slot)
+        if step.turn is Turn.REPORT:
+            return slot._replace(other_terms=True)
         if step.turn is Turn.FILL:
             return slot._replace(filled=slot.row is Row.LIVE)
         if step.turn is Turn.OPEN:
@@ -294,6 +320,10 @@ class Protocol:
         waiting = slot.booker in (Booker.BOOKED, Booker.LIMBO, Booker.HANGING)
         if slot.booker is Booker.LIMBO and slot.age >= DEADLINE and self.rules.unknown_stays:
             slot, waiting = slot._replace(booker=Booker.OVER), False
+        if not waiting and (slot.other_terms or slot.held):
+            slot = slot._replace(other_terms=False, held=False)
+        if slot.machine >= 0 and slot.entry is Entry.ABSENT and slot.row is not Row.LIVE and slot.booker is Booker.OVER:
+            slot = slot._replace(machine=-1)
         if slot.entry is not Entry.FLIGHT:
             slot = slot._replace(seen=0, jumped=False, age=slot.age if waiting else 0)
         if slot.late is Late.BOOK and self.scripts.refuses(slot) and not self.scope.forgets:

@@ -10,6 +10,15 @@ DEADLINE = 1
 AGE = 2
 """Ticks after which an entry in flight is too old (accounting.in_flight_age). Ages are not counted any further."""
 
+MACHINES = 2
+"""Hosts on which a frame may start, where a limit counts them. Sets of machines are sums of 1 << machine."""
+
+ARTIST = 1 << MACHINES
+"""A machine that is none of these."""
+
+REPORTS = {"nobody": 0, "an artist": ARTIST, "machine 1": 1}
+"""What a licence server may say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -27,6 +36,12 @@ class Rules:
     is left of it; ``wait_of_this_loss``: nothing that was waited before the store was open last counts;
     ``waits_by_boot_clock``: nor what Redis TIME says. ``fenced_wipe``: a filler that was overtaken in a pause cannot
     wipe what its successor filled.
+
+    Of a limit that counts machines: ``goes_with_last``: a machine goes with the last of its frames, not with any.
+    ``holders_alone``: at the maximum only machines that hold it may start a frame; ``stops_above``: and above it not
+    all of these. ``holds_when_settled``: a machine holds it by frames that are confirmed; by those in flight alone,
+    which may have been booked under other terms, it counts and does not hold. ``same_terms``: no COMMIT of what was
+    decided under another report than the last.
     """
 
     tombstones: bool = True
@@ -47,6 +62,11 @@ class Rules:
     wait_of_this_loss: bool = True
     waits_by_boot_clock: bool = True
     fenced_wipe: bool = True
+    goes_with_last: bool = True
+    holders_alone: bool = True
+    stops_above: bool = True
+    holds_when_settled: bool = True
+    same_terms: bool = True
 
     @property
     def spares_new_entries(self) -> bool:
@@ -63,7 +83,9 @@ class Scope:
     filler that goes on later; ``foreign`` procs that somebody else inserts without booking; ``hangs``: COMMITs that
     PostgreSQL takes in time and ends whenever it likes. ``late_copies``: a script
     call may be executed a second time at any later moment of the same epoch, or at such a moment only. ``forgets``:
-    a tombstone may expire while calls are still late.
+    a tombstone may expire while calls are still late. ``seats``: so many of MACHINES may hold a limit that counts
+    them, beside the cap, which counts frames; 0: there is no such limit. ``reports`` of its licence server; what has
+    been reported Redis learns of at any later moment.
     """
 
     bookers: int = 2
@@ -77,3 +99,5 @@ class Scope:
     hangs: int = 0
     late_copies: bool = True
     forgets: bool = False
+    seats: int = 0
+    reports: int = 0

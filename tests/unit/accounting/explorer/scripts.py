@@ -19,6 +19,32 @@ class Scripts:
         again = slot.booker in (Booker.BOOKED, Booker.LIMBO, Booker.HANGING)
         return self._entered(slot, Entry.FLIGHT)._replace(age=slot.age if again else 0)
 
+    def takes(self, around: Around, machine: int, seats: int) -> bool:
+        """lua/includes/seats.lua: whether a limit of ``seats`` machines lets a frame start on this one."""
+        use, reported = (around.machines | around.known).bit_count(), around.known >> machine & 1
+        holding = around.settled_on if self.rules.holds_when_settled else around.frames_on
+        holds = holding[machine] or reported
+        counted_alone = 0 if holds else around.machines >> machine & 1
+        if use - counted_alone < seats:
+            return True
+        if not holds:
+            return not self.rules.holders_alone
+        return use <= seats or not self.rules.stops_above or may_go_on(around.machines, use, seats, machine)
+
+    def moved(self, before: Slot, after: Slot, around: Around) -> Around:
+        """lua/includes/machines.lua: a machine comes with its first frame and goes with its last."""
+        if before.entry is after.entry or not around.frames_on:
+            return around
+        frames, settled, machines = list(around.frames_on), list(around.settled_on), around.machines
+        for slot, more in ((before, -1), (after, 1)):
+            frames[slot.machine] += more * (slot.entry is not Entry.ABSENT)
+            settled[slot.machine] += more * (slot.entry is Entry.CONFIRMED)
+        machine = before.machine if before.entry is not Entry.ABSENT else after.machine
+        machines |= 1 << machine
+        if after.entry is Entry.ABSENT and (not frames[machine] or not self.rules.goes_with_last):
+            machines &= ~(1 << machine)
+        return around._replace(frames_on=tuple(frames), settled_on=tuple(settled), machines=machines)
+
     def settle(self, slot: Slot) -> Slot:
         """lua/reconcile.lua, whatever is there: confirm, or add what the ledger has lost."""
         if slot.entry is Entry.FLIGHT or (slot.entry is Entry.ABSENT and not self.refuses(slot)):
@@ -96,6 +122,12 @@ class Scripts:
     def emptied(self, slot: Slot) -> Slot:
         """The keys are gone, and with the epoch every call that is late."""
         return self._touched(slot._replace(entry=Entry.ABSENT, buried=False, late=Late.NONE))
+
+
+def may_go_on(ours: int, use: int, seats: int, machine: int) -> bool:
+    """Whether a machine is among the first of ours, which are as many as may go on where ``use`` is above ``seats``."""
+    first = (ours & ((1 << machine) - 1)).bit_count()
+    return bool(ours >> machine & 1) and first < ours.bit_count() - (use - seats)
 
 
 def _outdated(view: View) -> View:

@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tests.unit.accounting.explorer.protocol import Protocol, SharedStep, Turn, at_stage
 from tests.unit.accounting.explorer.rules import AGE, Rules, Scope
+from tests.unit.accounting.explorer.scripts import may_go_on
 from tests.unit.accounting.explorer.state import Around, Booker, Entry, Late, Row, Slot, Stage, Store
 
 _BITS = 16
@@ -25,6 +26,8 @@ class Fault(StrEnum):
     OVERBOOKED = "more is committed, or can still be, than the cap allows"
     GHOST = "a released proc is counted again"
     MISCOUNTED = "the counter is not the sum of its entries"
+    FORBIDDEN = "a frame starts, or is committed, on a machine on which a limit forbids it"
+    ASTRAY = "the machines of a limit are not those of its entries"
     DIVERGED = "after quiescence and two recomputes the ledger is not the proc table"
 
 
@@ -84,12 +87,13 @@ class _Worked(dict[_T, _F]):
 
 
 class _SlotFacts(NamedTuple):
-    """What the search asks of a slot again and again."""
+    """What the search asks of a slot again and again. ``machine``: where its entry is, as a set."""
 
     counted: bool
     entered: bool
     ghost: bool
     read: tuple[bool, ...]
+    machine: int
 
 
 class _AroundFacts(NamedTuple):
@@ -99,6 +103,7 @@ class _AroundFacts(NamedTuple):
     drifted: bool
     open: bool
     reading: tuple[int, ...]
+    machines: int
 
 
 class _OfSlot(NamedTuple):
@@ -158,7 +163,11 @@ class Search:
                     break
                 steps = self._steps(slots, around)
                 explored.transitions += len(steps)
-                for _, _, after_slots, after_around in steps:
+                for position, label, after_slots, after_around in steps:
+                    if self._scope.seats and position >= 0 and self._forbidden(slots, position, after_slots, around):
+                        steps_to = (*self._retraced(came_from, state), f"proc {position + 1} {label}")
+                        explored.finding = Finding(Fault.FORBIDDEN, steps_to)
+                        return explored
                     after = self._state(after_slots, after_around)
                     if after not in came_from:
                         came_from[after] = state
@@ -259,22 +268,43 @@ class Search:
     def _around_facts(self, around: Around) -> _AroundFacts:
         reading = tuple(who for who, stage in enumerate(around.stages) if stage is Stage.READING)
         places = self._scope.cap - around.drift
-        return _AroundFacts(places, around.drift != 0, around.store is Store.OPEN, reading)
+        return _AroundFacts(places, around.drift != 0, around.store is Store.OPEN, reading, around.machines)
 
     # Faults
 
     def _fault(self, slots: list[int], around: int) -> Fault | None:
         known, facts = [self._slots.facts[slot] for slot in slots], self._arounds.facts[around]
+        recomputed = facts.open and self._scope.reconcilers > 0
         here = (
             (Fault.OVERBOOKED, sum([fact.counted for fact in known]) > self._cap),
             (Fault.GHOST, True in [fact.ghost for fact in known]),
             (Fault.MISCOUNTED, facts.drifted),
-            (Fault.DIVERGED, facts.open and False in [self._recovers[slot] for slot in slots]),
+            (Fault.ASTRAY, facts.machines != _together([fact.machine for fact in known])),
+            (Fault.DIVERGED, recomputed and False in [self._recovers[slot] for slot in slots]),
         )
         for fault, found in here:
             if found and fault in self._faults:
                 return fault
         return None
+
+    def _forbidden(self, slots: list[int], position: int, after_slots: list[int], around: int) -> bool:
+        """Whether a step books what entries and what Redis knows forbid, or commits what rows and the report do."""
+        values = self._slots.values
+        before, after = values[slots[position]], values[after_slots[position]]
+        others = [values[slot] for other, slot in enumerate(slots) if other != position]
+        if before.entry is Entry.ABSENT and after.booker is Booker.BOOKED:
+            known = self._arounds.values[around].known
+            ours = _together([1 << slot.machine for slot in others if slot.entry is not Entry.ABSENT])
+            holders = _together([1 << slot.machine for slot in others if slot.entry is Entry.CONFIRMED])
+        elif before.row is Row.NONE and after.row is Row.LIVE and not before.held:
+            known = self._arounds.values[around].reported
+            ours = holders = _together([1 << slot.machine for slot in others if slot.row is Row.LIVE])
+        else:
+            return False
+        use, seats, machine = (ours | known).bit_count(), self._scope.seats, 1 << after.machine
+        if (holders | known) & machine:
+            return use > seats and not may_go_on(ours, use, seats, after.machine)
+        return ((ours | known) & ~machine).bit_count() >= seats
 
     def _recovered(self, number: int) -> bool:
         """Whether a slot comes right by itself when from now on nobody does anything but recompute.
@@ -314,7 +344,16 @@ class Search:
 
 def _slot_facts(slot: Slot) -> _SlotFacts:
     entered = slot.entry is not Entry.ABSENT
-    return _SlotFacts(slot.counted, entered, slot.buried and entered, slot.read)
+    machine = 1 << slot.machine if entered and slot.machine >= 0 else 0
+    return _SlotFacts(slot.counted, entered, slot.buried and entered, slot.read, machine)
+
+
+def _together(sets: Sequence[int]) -> int:
+    """The machines that are in any of these."""
+    together = 0
+    for machines in sets:
+        together |= machines
+    return together
 
 
 def _packed(slots: Sequence[int], around: int) -> State:

@@ -73,7 +73,9 @@ class Slot(NamedTuple):
     ``own``: booked by us. ``buried``: a release or rollback of it was carried out in this epoch (its tombstone).
     ``age``: ticks since the booking. ``jumped``: by Redis TIME it is too old, whatever ``age`` says. ``seen``: 1 +
     ticks since the first mark that saw the entry as it is, 0 when none did. ``release``: a notification of its
-    deletion is on its way. ``filled``: in the snapshot of the filler.
+    deletion is on its way. ``filled``: in the snapshot of the filler. ``machine``: where it is booked, -1 for nowhere,
+    or where no limit asks; ``held``: that held the limit when it was booked; ``other_terms``: the limit was reported
+    since what it was decided under.
     """
 
     views: tuple[View, ...]
@@ -88,6 +90,9 @@ class Slot(NamedTuple):
     release: bool = False
     late: Late = Late.NONE
     filled: bool = False
+    machine: int = -1
+    held: bool = False
+    other_terms: bool = False
 
     @property
     def may_commit(self) -> bool:
@@ -129,7 +134,12 @@ class Store(IntEnum):
 class Around(NamedTuple):
     """What is not about one slot. ``waited``: ticks that fillers have waited with the store closed, and noted.
     ``drift``: the counter less the number of entries. ``overtaken``: a paused filler still means to wipe the store.
-    ``hanging``: COMMITs that hang now. The last six count what may still go wrong."""
+    ``hanging``: COMMITs that hang now. The next six count what may still go wrong.
+
+    Of a limit of machines: ``frames_on`` each machine (empty where there is no such limit), those of them that are
+    ``settled_on`` it, and the ``machines`` that have any, as the scripts keep them; ``reported``: those that its
+    licence server has named, ``known``: as Redis knows them, ``told``: whether that is the last report; ``reports``
+    that may still come."""
 
     stages: tuple[Stage, ...]
     store: Store = Store.OPEN
@@ -143,3 +153,10 @@ class Around(NamedTuple):
     pauses: int = 0
     foreign: int = 0
     hangs: int = 0
+    frames_on: tuple[int, ...] = ()
+    settled_on: tuple[int, ...] = ()
+    machines: int = 0
+    reported: int = 0
+    known: int = 0
+    told: bool = True
+    reports: int = 0

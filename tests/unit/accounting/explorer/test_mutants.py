@@ -10,6 +10,7 @@ from tests.unit.accounting.explorer.rules import Rules, Scope
 from tests.unit.accounting.explorer.search import EVERY_FAULT, Fault, Search
 
 OVERBOOKED = frozenset({Fault.OVERBOOKED})
+TWO_SEATS = Scope(bookers=3, cap=3, crashes=0, flushes=0, reconcilers=0, late_copies=False, seats=2, reports=1)
 HANGS = Scope(crashes=0, flushes=0, hangs=1, late_copies=False)
 
 
@@ -45,6 +46,11 @@ MUTANTS = {
     "wait of before the store was open that is trusted": Mutant(
         Rules(wait_of_this_loss=False), 14, scope=Scope(crashes=0, flushes=2, late_copies=False)
     ),
+    "machine that goes with any of its frames": Mutant(Rules(goes_with_last=False), 4, Fault.ASTRAY, TWO_SEATS),
+    "seat too many for a machine that holds none": Mutant(Rules(holders_alone=False), 4, Fault.FORBIDDEN, TWO_SEATS),
+    "machines too many that go on": Mutant(Rules(stops_above=False), 7, Fault.FORBIDDEN, TWO_SEATS),
+    "machine that holds by what is in flight": Mutant(Rules(holds_when_settled=False), 5, Fault.FORBIDDEN, TWO_SEATS),
+    "COMMIT of what was accepted before a report": Mutant(Rules(same_terms=False), 5, Fault.FORBIDDEN, TWO_SEATS),
     "wait measured by Redis TIME": Mutant(Rules(waits_by_boot_clock=False), 8, scope=Scope(jumps=1)),
 }
 

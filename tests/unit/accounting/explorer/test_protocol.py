@@ -11,6 +11,7 @@ from tests.unit.accounting.explorer.rules import Rules, Scope
 from tests.unit.accounting.explorer.search import Search
 
 NO_LATE_CALLS = Scope(late_copies=False)
+MACHINES_ALONE = replace(NO_LATE_CALLS, cap=2, crashes=0, flushes=0, reconcilers=0, seats=1)
 
 # What is searched, and a number of states that shows that it was searched to the end.
 SCOPES = {
@@ -19,12 +20,15 @@ SCOPES = {
     "a clock that jumps": (replace(NO_LATE_CALLS, flushes=0, jumps=1), 40_000),
     "a filler that pauses": (replace(NO_LATE_CALLS, pauses=1), 60_000),
     "a COMMIT that hangs": (replace(NO_LATE_CALLS, hangs=1), 80_000),
+    "a limit of machines, reported twice": (replace(MACHINES_ALONE, reports=2), 30_000),
     "two reconcilers": (replace(NO_LATE_CALLS, crashes=0, flushes=0, reconcilers=2), 60_000),
 }
 DEEP_SCOPES = {
     "everything at once": (Scope(jumps=1, pauses=1), 800_000),
     "three bookers": (replace(NO_LATE_CALLS, bookers=3, cap=2, flushes=0), 1_000_000),
     "two reconcilers, a crash and a flush": (replace(NO_LATE_CALLS, reconcilers=2), 200_000),
+    "a limit of two machines, three bookers": (replace(MACHINES_ALONE, bookers=3, cap=3, seats=2, reports=1), 550_000),
+    "a limit of machines, a report and a recompute": (replace(MACHINES_ALONE, reconcilers=1, reports=1), 550_000),
     "a COMMIT that hangs, late and doubled calls": (Scope(hangs=1), 380_000),
     "a COMMIT that hangs, two reconcilers": (
         replace(NO_LATE_CALLS, crashes=0, flushes=0, reconcilers=2, hangs=1),
