@@ -11,6 +11,7 @@ from tests.integration.accounting.stepped_booker import Attempt, Booker
 from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
+from tests.integration.accounting.stepped_seats import check_machines, check_seats, look_at_limits
 from tests.integration.accounting.stepped_store import Seen, check_room, check_sums, differing, look, sums
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
@@ -60,6 +61,7 @@ class Judged(RuleBasedStateMachine):
             for attempt in fresh:
                 check_room(seen, attempt.booking, taken, self.cuebot.lacking if self.cuebot else {})
             check_sums(seen)
+            self._check_seats(seen, fresh)
             if self.cuebot:
                 self.cuebot.check(seen, taken)
             self._check_counted(seen)
@@ -81,6 +83,16 @@ class Judged(RuleBasedStateMachine):
         self.done["accepted"] += len(fresh)
         self.watched |= {attempt.booking.proc_id for attempt in fresh}
         return fresh
+
+    def _check_seats(self, seen: Seen, fresh: list[Attempt]) -> None:
+        limits = look_at_limits(self.client, self.farm.limits, self.farm.machines)
+        check_machines(limits, seen.records)
+        accepted = [attempt.booking for attempt in fresh if attempt.booking.proc_id in seen.records]
+        ids = {booking.proc_id for booking in accepted}
+        before = [record for proc_id, record in seen.records.items() if proc_id not in ids]
+        check_seats(
+            limits, self.farm.machines, before, [(booking, seen.records[booking.proc_id]) for booking in accepted]
+        )
 
     def _check_counted(self, seen: Seen) -> None:
         """What we committed, or still can, is in the ledger until it ends, or its show is given away."""

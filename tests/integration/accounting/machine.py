@@ -23,7 +23,7 @@ from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.recompute import follow_layers, recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting as AccountingSettings
@@ -95,7 +95,7 @@ class Accounting(Judged):
         vertices = self.farm.vertices(job, host)
         attempts = []
         for _ in range(many):
-            booking = Booking(self._new_id(), vertices, cores, gpus)
+            booking = Booking(self._new_id(), vertices, cores, gpus, self.farm.machines[host])
             attempts.append(Attempt(booking, self.farm.next_frame(job), self.farm.hosts[host].id, self.clock.now))
         booker = Booker(self.farm, self.clock, self._worker(), attempts)
         actor = self._start("booker", booker.work)
@@ -120,6 +120,35 @@ class Accounting(Judged):
         worker, key = self._worker(), self.farm.change_cap(kind, which, CAPS[kind][choice % len(CAPS[kind])])
         if announced and key is not None:
             self._advance(self._start("caps", lambda: load_caps(self.farm.engine, worker, [key])), steps)
+
+    @rule(
+        which=st.integers(1, 2),
+        artists=st.integers(0, 2),
+        hosts=st.sets(st.integers(0, 1)),
+        announced=st.booleans(),
+        steps=steps,
+    )
+    def report(self, which: int, artists: int, hosts: set[int], announced: bool, steps: Steps) -> None:
+        """A licence server says who holds a limit."""
+        names = [f"artist{number}" for number in range(artists)] + [self.farm.hosts[host].name for host in hosts]
+        self._change_limit(self.farm.report(self.farm.limits[which], names), announced, steps)
+
+    @rule(announced=st.booleans(), steps=steps)
+    def change_type(self, announced: bool, steps: Steps) -> None:
+        """A limit of machines becomes one of frames, or the reverse."""
+        self._change_limit(self.farm.change_type(), announced, steps)
+
+    def _change_limit(self, key: str | None, announced: bool, steps: Steps) -> None:
+        """As a worker that is told: caps first, then the frames that run under the limit."""
+        worker, layers = self._worker(), [job.layers[0].id for job in self.farm.jobs]
+
+        def work() -> None:
+            load_caps(self.farm.engine, worker, [key or ""])
+            if worker.limits_lacking_machines([(key or "").removeprefix(keys.LIMIT_PREFIX)]):
+                follow_layers(self.farm.engine, worker, layers)
+
+        if announced and key is not None:
+            self._advance(self._start("caps", work), steps)
 
     @rule(steps=steps)
     def reseed_caps(self, steps: Steps) -> None:

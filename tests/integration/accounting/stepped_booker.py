@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +10,10 @@ from typing import Any, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.accounting.keys import Booking, VertexCaps
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.keys import Booking
+from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.clients.store_errors import in_doubt
-from opencue_sched.dispatch.commit import by_vertex, fit_caps
+from opencue_sched.dispatch.commit import by_vertex, fit_caps, fit_terms
 from opencue_sched.domain.hosts import Resources
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.store.booking import read_caps
@@ -71,7 +71,7 @@ class Booker:
         for attempt in accepted:
             attempt.accepted = True
         self.accepted += accepted
-        committed = self._commit(accepted, answers.caps) if accepted else []
+        committed = self._commit(accepted, answers) if accepted else []
         if committed is None:
             return
         lost = [attempt.booking for attempt in accepted if attempt not in committed]
@@ -79,12 +79,12 @@ class Booker:
         self.buried += [booking.proc_id for booking in lost]
         self.ledger.settle([attempt.booking for attempt in committed])
 
-    def _commit(self, attempts: Sequence[Attempt], caps: Mapping[str, VertexCaps]) -> Sequence[Attempt] | None:
+    def _commit(self, attempts: Sequence[Attempt], answers: BookAnswers) -> Sequence[Attempt] | None:
         """Those that were committed; None when nobody can say."""
         sent = False
         try:
             with self.farm.engine.connect() as connection, connection.begin() as transaction:
-                done = self._write(connection, attempts, caps)
+                done = self._write(connection, attempts, answers)
                 if any(self.clock.now - attempt.at >= DEADLINE for attempt in attempts):
                     transaction.rollback()
                     return []
@@ -99,11 +99,11 @@ class Booker:
         finally:
             _ended(attempts)
 
-    def _write(
-        self, connection: Connection, attempts: Sequence[Attempt], caps: Mapping[str, VertexCaps]
-    ) -> Sequence[Attempt]:
+    def _write(self, connection: Connection, attempts: Sequence[Attempt], answers: BookAnswers) -> Sequence[Attempt]:
         planned = [attempt.planned() for attempt in attempts]
-        kept, _ = fit_caps(planned, caps, read_caps(connection, by_vertex(planned)))
+        now = read_caps(connection, by_vertex(planned))
+        kept, _ = fit_terms(planned, answers.terms, now)
+        kept, _ = fit_caps(kept, answers.caps, now)
         ids = {proc.proc_id for proc in kept}
         return [a for a in attempts if a.booking.proc_id in ids and self._insert(connection, a)]
 

@@ -21,7 +21,15 @@ from opencue_sched.store import accounting
 from tests.kit.sessions import end_sessions
 
 FRAMES = 64
-CAPS = {"burst": (0, 2, 4, 8), "folder": (-1, 1, 3, 7), "job": (-1, 2, 5), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}
+CAPS = {
+    "burst": (0, 2, 4, 8),
+    "folder": (-1, 1, 3, 7),
+    "job": (-1, 2, 5),
+    "gpus": (-1, 1, 2),
+    "limit": (0, 1, 2, 3),
+    "seats": (0, 1, 1, 2),
+    "reported": (1, 2, 3, 4),
+}
 
 _FOLDERS = (0, 0, 2)
 _RESET = """
@@ -32,7 +40,12 @@ _RESET = """
      WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (700, 2, 0, 0);
     UPDATE job_resource SET int_max_cores = 500, int_max_gpus = -1, int_cores = 0, int_gpus = 0
      WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (500, -1, 0, 0);
-    UPDATE limit_record SET int_max_value = 2 WHERE int_max_value <> 2;
+    DELETE FROM limit_host;
+    UPDATE limit_record l
+       SET int_max_value = said.most, str_type = said.type, ts_reported = NULL
+      FROM (VALUES ('nuke', 2, 'FRAME'), ('katana', 1, 'HOST'), ('arnold', 3, 'FRAME')) AS said(name, most, type)
+     WHERE l.str_name = said.name
+       AND (l.int_max_value <> said.most OR l.str_type <> said.type OR l.ts_reported IS NOT NULL);
     UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true
      WHERE NOT (b_scheduler_managed AND b_booking_enabled);
 """
@@ -41,8 +54,20 @@ _CAP_CHANGES = {
     "folder": "UPDATE folder_resource SET int_max_cores = :cap * 100 WHERE pk_folder = :a",
     "job": "UPDATE job_resource SET int_max_cores = :cap * 100 WHERE pk_job = :a",
     "gpus": "UPDATE folder_resource SET int_max_gpus = :cap WHERE pk_folder = :a",
-    "limit": "UPDATE limit_record SET int_max_value = :cap WHERE pk_limit_record = :a",
+    **dict.fromkeys(
+        ("limit", "seats", "reported"), "UPDATE limit_record SET int_max_value = :cap WHERE pk_limit_record = :a"
+    ),
 }
+_REPORT = """
+    WITH asked AS (UPDATE limit_record SET ts_reported = clock_timestamp() WHERE pk_limit_record = :limit),
+         former AS (DELETE FROM limit_host WHERE pk_limit_record = :limit)
+    INSERT INTO limit_host (pk_limit_host, pk_limit_record, str_host_name, str_reported_name)
+    SELECT gen_random_uuid()::text, :limit, gen_random_uuid()::text, said FROM unnest(CAST(:names AS varchar[])) AS said
+"""
+_RETYPE = """
+    UPDATE limit_record SET str_type = CASE str_type WHEN 'HOST' THEN 'FRAME' ELSE 'HOST' END
+     WHERE pk_limit_record = :limit
+"""
 INSERT_PROC = text(
     """
     INSERT INTO proc (pk_proc, pk_host, pk_job, pk_show, pk_layer, pk_frame, int_cores_reserved, int_gpus_reserved,
@@ -57,7 +82,8 @@ INSERT_PROC = text(
 
 
 class SteppedFarm:
-    """Shows A and B; A has two folders, two jobs (one under a licence) and subscriptions to both allocations."""
+    """Shows A and B; A has two folders, two jobs and subscriptions to both allocations. Licences: ``limit`` of frames
+    and ``seats`` of machines for the first job of A, ``reported`` of frames for the second, ``seats`` for that of B."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -71,13 +97,17 @@ class SteppedFarm:
             for show, alloc in ((0, 0), (0, 1), (1, 0)):
                 farm.subscription(self.shows[show], self.allocs[alloc])
             self.limit = farm.limit("nuke", 2)
+            self.seats, self.reported = farm.limit("katana", 1), farm.limit("arnold", 3)
+            self.limits = [self.limit, self.seats, self.reported]
+            self._limits_of = ((self.limit, self.seats), (self.reported,), (self.seats,))
             self.hosts = [farm.host(cores=64, memory_gb=256, gpus=8, alloc=alloc) for alloc in self.allocs]
-            layers = [LayerSpec(frames=FRAMES, limits=[self.limit])]
+            layers = [LayerSpec(frames=FRAMES, limits=list(limits)) for limits in self._limits_of]
             self.jobs: list[JobIds] = [
-                farm.job(layers, show=self.shows[0], name="a0"),
-                farm.job([LayerSpec(frames=FRAMES)], show=self.shows[0], name="a1"),
-                farm.job([LayerSpec(frames=FRAMES)], show=self.shows[1], name="b0"),
+                farm.job([layers[0]], show=self.shows[0], name="a0"),
+                farm.job([layers[1]], show=self.shows[0], name="a1"),
+                farm.job([layers[2]], show=self.shows[1], name="b0"),
             ]
+        self.machines = [keys.machine_of(host.id) for host in self.hosts]
         self.vertex_keys = self._vertex_keys()
         self._used = [0] * len(self.jobs)
         self._alloc_of, self._folder_of = [0, 1], [*_FOLDERS]
@@ -110,9 +140,8 @@ class SteppedFarm:
     def vertices(self, job: int, host: int) -> Vertices:
         """The vertices a booking of ``job`` on ``host`` has now, as gather would read them."""
         ids = self.jobs[job]
-        limits = (self.limit,) if job == 0 else ()
         alloc, folder = self.allocs[self._alloc_of[host]].id, self.folders[self._folder_of[job]]
-        return Vertices(ids.show.id, alloc, folder, ids.id, ids.layers[0].id, ids.show.dept_id, limits)
+        return Vertices(ids.show.id, alloc, folder, ids.id, ids.layers[0].id, ids.show.dept_id, self._limits_of[job])
 
     def next_frame(self, job: int) -> str:
         """A frame that no booking of this example has had."""
@@ -139,7 +168,8 @@ class SteppedFarm:
         subscriptions = [keys.subscription(s.id, a.id) for s in self.shows for a in self.allocs]
         jobs = [key for job in self.jobs for key in (keys.job(job.id), keys.layer(job.layers[0].id))]
         points = [keys.point(show.dept_id, show.id) for show in self.shows]
-        return [*subscriptions, *map(keys.folder, self.folders), *jobs, *points, keys.limit(self.limit)]
+        listed = [keys.limit(f"{limit}@{machine}") for limit in self.limits[1:] for machine in ("", *self.machines)]
+        return [*subscriptions, *map(keys.folder, self.folders), *jobs, *points, *map(keys.limit, self.limits), *listed]
 
     # What is done to it
 
@@ -148,7 +178,7 @@ class SteppedFarm:
 
         None, and nothing changed, while a booking that has read the cap is not over: whoever changes it waits for that.
         """
-        a, b, key = "", "", keys.limit(self.limit)
+        a, b = "", ""
         if kind == "burst":
             show, alloc = ((0, 0), (0, 1), (1, 0))[which % 3]
             a, b = self.shows[show].id, self.allocs[alloc].id
@@ -160,17 +190,30 @@ class SteppedFarm:
             a = self.jobs[which % 3].id
             key = keys.job(a)
         else:
-            a = self.limit
+            a = {"limit": self.limit, "seats": self.seats, "reported": self.reported}[kind]
+            key = keys.limit(a)
+        return key if self._unless_locked(_CAP_CHANGES[kind], cap=cap, a=a, b=b) else None
+
+    def report(self, limit_id: str, names: Collection[str]) -> str | None:
+        """A licence server is asked now, and says who holds a limit; answers as change_cap."""
+        return keys.limit(limit_id) if self._unless_locked(_REPORT, limit=limit_id, names=list(names)) else None
+
+    def change_type(self) -> str | None:
+        """``seats`` counts frames from now on, or machines again; answers as change_cap."""
+        return keys.limit(self.seats) if self._unless_locked(_RETYPE, limit=self.seats) else None
+
+    def _unless_locked(self, statement: str, **parameters: object) -> bool:
+        """Whether it was done, as nobody had what it needs."""
         with self._at_once.connect() as connection:
             connection.execute(text("SET lock_timeout = '5ms'"))
             try:
-                connection.execute(text(_CAP_CHANGES[kind]), {"cap": cap, "a": a, "b": b})
+                connection.execute(text(statement), parameters)
             except OperationalError as error:
                 assert isinstance(error.orig, LockNotAvailable), error
-                return None
+                return False
             finally:
                 connection.execute(text("RESET lock_timeout"))
-        return key
+        return True
 
     def insert_foreign(self, proc_id: str, job: int, host: int, cores: int) -> None:
         """A proc that somebody else books, who knows nothing of the ledger."""

@@ -10,6 +10,7 @@ import redis
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, Record, amounts, unpack
+from tests.integration.accounting.stepped_seats import make_older
 
 # As JSON: Redis writes it and Python reads it faster than as many answers of the protocol.
 _LOOK = """
@@ -17,7 +18,7 @@ local found = {}
 for i, key in ipairs(ARGV) do
   found[i] = redis.call('HMGET', key, 'int_cores', 'int_gpus', 'int_running', 'caps_at',
                         'ledger_cores', 'ledger_gpus',
-                        'burst', 'int_max_cores', 'int_max_gpus', 'int_max_value', 'int_foreign')
+                        'burst', 'int_max_cores', 'int_max_gpus', 'int_max_value', 'int_foreign', 'terms')
 end
 return cjson.encode({redis.call('GET', KEYS[1]), redis.call('HGETALL', KEYS[2]), found})
 """
@@ -107,9 +108,10 @@ def check_room(
 def _caps(seen: Seen, key: str) -> tuple[float, float]:
     """Cores (or frames) and GPUs that Redis allows at a vertex."""
     infinity = float("inf")
-    burst, cores, gpus, value, foreign = (float(field or 0) for field in seen.caps[key])
+    *fields, terms = seen.caps[key]
+    burst, cores, gpus, value, foreign = (float(field or 0) for field in fields)
     if key.startswith(keys.LIMIT_PREFIX):
-        return value - foreign, infinity
+        return infinity if terms else value - foreign, infinity  # see stepped_seats.py
     if key.startswith("acct:sub:"):
         return burst, infinity
     return cores if cores > 0 else infinity, gpus if gpus > 0 else infinity
@@ -121,6 +123,7 @@ def grow_older(client: redis.Redis, seconds: int) -> None:
     if ledger:
         older = {i: _older(record, seconds) for i, record in ledger.items()}  # type: ignore[union-attr]
         client.hset(keys.LEDGER, mapping=older)
+    make_older(client, seconds)
 
 
 def _older(record: str, seconds: int) -> str:
