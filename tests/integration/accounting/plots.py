@@ -282,6 +282,32 @@ def overtaken_filler(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     yield
 
 
+def booked_on_another_machine(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Something is booked on one host, and then on the other."""
+    for host in (0, 1):
+        game.book(**{**how, "host": host}, steps=ALL)
+        yield
+
+
+def ended_beside_another(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """One of two procs on a machine ends."""
+    for _ in range(2):
+        game.book(**{**how, "cores": 1}, steps=ALL)
+        yield
+    game.end_a_proc(0, told=True)
+    yield
+
+
+def artists_take_the_seats(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A licence server reports as many artists as may hold a limit, or more, and more is booked where frames run."""
+    game.book(**how, steps=ALL)
+    yield
+    game.report(1, 2, set(), announced=True, steps=ALL)
+    yield
+    game.book(**how, steps=ALL)
+    yield
+
+
 PLOTS: dict[str, Plot] = {
     plot.__name__: plot
     for plot in (
@@ -299,6 +325,9 @@ PLOTS: dict[str, Plot] = {
         lost_before_its_insert,
         filler_that_dies,
         overtaken_filler,
+        booked_on_another_machine,
+        ended_beside_another,
+        artists_take_the_seats,
     )
 }
 DUAL_PLOTS: dict[str, Plot] = {

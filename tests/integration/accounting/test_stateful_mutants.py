@@ -32,6 +32,8 @@ GHOST = "released, and counted again"
 DIVERGED = "differ after two recomputes"
 LACKING = "came too late"
 UNEQUAL = "in the end"
+FORBIDDEN = "was accepted, although of"
+ASTRAY = "has the machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,23 @@ MUTANTS = {
         "self._wait()",
         "stored.text.startswith('filling') or self._wait()",
         plots.filler_that_dies,
+    ),
+    "seat too many for a machine that holds none": Mutant(
+        "includes/seats.lua", "if not holds then return use end", "", plots.booked_on_another_machine, FORBIDDEN
+    ),
+    "machines too many that go on": Mutant(
+        "includes/seats.lua",
+        "  if use <= maximum then return end\n  -- Ours",
+        "  if true then return end\n  -- Ours",
+        plots.artists_take_the_seats,
+        FORBIDDEN,
+    ),
+    "machine that goes with any of its frames": Mutant(
+        "includes/machines.lua",
+        "if type(sum) == 'table' or sum > 0 then",
+        "if type(sum) == 'table' or tonumber(more) > 0 then",
+        plots.ended_beside_another,
+        ASTRAY,
     ),
     "in flight that the swap does not carry": Mutant(
         differences.Pass.entries_now,
