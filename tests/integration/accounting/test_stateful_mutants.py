@@ -65,8 +65,8 @@ MUTANTS = {
     ),
     "age judged by the clock at apply time": Mutant(
         recompute.reconcile,
-        "is_too_old(it, seen, mark.seconds,",
-        "is_too_old(it, seen_an_age_ago(ledger.client, mark, clock(), age_seconds), ledger.mark().seconds,",
+        "is_too_old(record, seen, mark.seconds,",
+        "is_too_old(record, seen_an_age_ago(ledger.client, mark, clock(), age_seconds), ledger.mark().seconds,",
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
