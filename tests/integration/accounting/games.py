@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import create_engine, make_url
 
-from opencue_sched.accounting import bootstrap
+from opencue_sched.accounting import bootstrap, recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.clients.postgres import OURS
 from opencue_sched.store import accounting
@@ -45,7 +45,9 @@ def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         commits = patch.object(accounting, "unfinished_commits", disk.unfinished_commits)
-        with patch.object(bootstrap, "time", clock), commits:
+        # Also the recompute of a show that is handed over: marks of two clocks are no ages.
+        marks = patch.dict(recompute.recompute.__kwdefaults__, {"clock": clock.monotonic})
+        with patch.object(bootstrap, "time", clock), commits, marks:
             yield bind(farm, disk, client, clock)
     finally:
         structlog.reset_defaults()
