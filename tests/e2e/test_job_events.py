@@ -12,17 +12,26 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import job_events
 from tests.e2e.fleets import SHORT_TIMES
 from tests.kit.brief_fleet import brief_fleet, open_counters
-from tests.kit.event_receiver import event_receiver
+from tests.kit.event_receiver import EventReceiver, event_receiver
 from tests.kit.listening import eventually_listen
 from tests.kit.polling import eventually
-from tests.kit.runs import FarmView, complete_frame, start
+from tests.kit.runs import FarmView, Running, complete_frame
+
+
+def told(receiver: EventReceiver) -> list[str]:
+    """The jobs that the receiver was told of, by id."""
+    return [event["job"]["id"] for event in receiver.got]
 
 
 def test_an_event_is_sent_at_once_where_no_beat_asks_for_it(
     settings: Settings, engine: Engine, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    # given two workers with a receiver, in a fleet without a beat
+    # given two jobs, and two workers with a receiver, in a fleet without a beat
     view = FarmView(engine)
+    with view.farm() as farm:
+        host, jobs = farm.host(), [farm.job([LayerSpec(frames=1)]) for _ in range(2)]
+        procs = farm.run([job.frames[0] for job in jobs], host)
+    running = [Running(job, host, job.frames, (proc,)) for job, proc in zip(jobs, procs, strict=True)]
     view.run_sql("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
     with engine.begin() as connection:
         job_events.note_receiver(connection, None)
@@ -39,11 +48,9 @@ def test_an_event_is_sent_at_once_where_no_beat_asks_for_it(
             fleet.worker("worker2")
             eventually_listen(engine, 2)
 
-            # when one job after the other ends
-            for told in (1, 2):
-                complete_frame(engine, start(view, LayerSpec(frames=1)).report())
-
-                # then each is told, once
-                eventually(lambda told=told: len(receiver.got) >= told, 20, "the event")
+            # when one job after the other ends, then each is told, once
+            for run in running:
+                complete_frame(engine, run.report())
+                eventually(lambda job=run.job.id: job in told(receiver), 20, "the event")
             eventually(lambda: not view.rows("SELECT FROM opencue_sched_job_event"), 20, "nothing left to send")
-    assert receiver.kinds() == ["job_ended", "job_ended"]
+    assert told(receiver) == [job.id for job in jobs]

@@ -456,6 +456,11 @@ def test_every_metric_of_ours_moves(process: Process, census: FleetCensus, engin
             connection.execute(text("UPDATE limit_record SET ts_reported = now()"))
         farm = Farm(connection)
         failed_on(farm, "render07", [farm.job(name=name, paused=True) for name in ("first", "second", "third")])
+        refused = (
+            "INSERT INTO opencue_sched_job_event (event, facility, body, made_at, last_error) VALUES"
+            " ('job_ended', 'local', '{}', clock_timestamp() - interval '1 hour', 'it answered 503')"
+        )
+        connection.execute(text(refused))
     run_passes(process)
     walk.look()
 
