@@ -30,6 +30,7 @@ from sqlalchemy import text
 
 from benchmarks.figures import Spread
 from benchmarks.proc_times import Reading, read, resident_mb
+from benchmarks.statement_times import configuration
 from benchmarks.workbench import Workbench, code_of, workbench
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
@@ -37,7 +38,6 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.servers.processes import free_port
-from opencue_sched.embedded.servers.services import named_programs
 from opencue_sched.settings import Accounting
 
 FRAMES_OF_EACH = 8
@@ -160,7 +160,7 @@ def run_reports(*, hosts: int, rounds: int, base: str | None, console: Console) 
 
 def _round(hosts: int, code: Path | None) -> dict[str, _Round]:
     with (
-        workbench({}, configuration=_configuration(), code=code) as bench,
+        workbench({}, configuration=configuration(), code=code) as bench,
         _connected(bench, hosts) as (port, made, stubs),
     ):
         ledger = make_ledger(bench.engine, bench.client, owner="benchmark", accounting=Accounting())
@@ -182,14 +182,6 @@ def _ending(rqd: _Rqd, run: tuple[str, str]) -> Callable[[], None]:
     return lambda: rqd.end(run)
 
 
-def _configuration() -> dict[str, str]:
-    """What PostgreSQL needs to count statements and to time planning, where it can: the wheel's cannot."""
-    programs = named_programs()
-    if programs is None or not (programs.parent / "lib" / "pg_stat_statements.so").exists():
-        return {}
-    return {"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track_planning": "on"}
-
-
 def _allow_descriptors(hosts: int) -> None:
     """Here and, inherited, in the service: one for each connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -205,7 +197,7 @@ def _connected(bench: Workbench, hosts: int) -> Iterator[tuple[int, list[HostIds
     bench.metrics_ports[_SERVICE] = free_port()
     _start_service(bench, port)
     with bench.engine.begin() as connection:
-        if _configuration():
+        if configuration():
             connection.execute(text("CREATE EXTENSION pg_stat_statements"))
         made = Farm(connection).hosts(HostSpec(f"reports{number}", memory_gb=63.5) for number in range(hosts))
     with contextlib.ExitStack() as stack:
@@ -251,7 +243,7 @@ class _Counts:
     def _read(self) -> Counter[str]:
         time.sleep(_COUNTS_SECONDS)
         counts = self._bench.counters()
-        if _configuration():
+        if configuration():
             with self._bench.engine.connect() as connection:
                 counts.update(connection.execute(_STATEMENTS).one()._asdict())
         return counts

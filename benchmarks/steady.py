@@ -34,6 +34,7 @@ from benchmarks.farm_clock import FarmClock, weighted_percentile
 from benchmarks.farm_load import FRAMES_OF_A_LAYER, HOSTS_1553, FarmLoad, cut, hosts_of, workload
 from benchmarks.frame_ends import FrameEnds, RunningProc
 from benchmarks.proc_times import Reading, resident_mb
+from benchmarks.statement_times import StatementTimes, configuration, leave_out
 from benchmarks.stress import ACTIVATE
 from benchmarks.workbench import OUR_SESSIONS, THE_REST, THEIR_SESSIONS, WORKERS, Workbench, code_of, workbench
 from opencue_sched.accounting.ledger import Ledger
@@ -81,7 +82,9 @@ class SteadyResult:
     """One phase with so many workers. Seconds; ``utilisation`` in percent of the cores. Rows and statements are for
     each frame booked, rows less the benchmark's own; ``own_rows`` are those its transactions of ends read, for each
     frame ended; ``rows_by_purpose`` those of the workers, ``rows_of_waiting_work`` those of what reads waiting jobs,
-    layers and frames (both of the steady phase only). Processor time is in microseconds for each frame booked.
+    layers and frames (both of the steady phase only). ``statement_us``: how long PostgreSQL planned and executed the
+    statements of workers and beat, for each frame, where it counts that. Processor time is in microseconds for each
+    frame booked.
     ``memory_mb`` is the greatest of the workers, ``layers_known`` the least and ``resync_age`` the greatest of their
     metrics, "-" where they have none.
     """
@@ -116,6 +119,7 @@ class SteadyResult:
     most_read: str
     rows_of_waiting_work: float | None
     rows_by_purpose: str
+    statement_us: str
     deadlocks: int
     cpu: str
     audit_failed: bool
@@ -172,6 +176,7 @@ class _Moment:
     memory_mb: int
     layers_known: str
     resync_age: str
+    statements: StatementTimes
     at: float
 
 
@@ -271,7 +276,8 @@ def _run(
     lasting = _WARM_UP_SECONDS + seconds + _METERED_SECONDS + _CALIBRATION_SECONDS
     frames = size.frames or int(cores / _CORES_OF_A_FRAME + rate * lasting) + _SPARE_FRAMES
     frames_of_a_layer = frames / size.layers if size.layers else FRAMES_OF_A_LAYER
-    with workbench(ENVIRONMENT, code=code) as bench:
+    with workbench(ENVIRONMENT, code=code, configuration=configuration()) as bench:
+        leave_out(bench.engine)
         load = write_farm(bench, frames, hosts, frames_of_a_layer=frames_of_a_layer)
         site = _Site(bench, load, size.hosts, workers, code_name, console)
         console.print(f"  {load.frames} frames in {len(load.minutes)} layers wait for {load.cores} cores")
@@ -289,12 +295,15 @@ def _told(site: _Site, result: SteadyResult) -> SteadyResult:
     site.console.print(
         f"  {result.phase}: {result.booked} booked, {result.lost_percent} % lost ({result.lost_by_reason}), "
         f"{result.rows_returned} rows a frame and {result.statements_a_pass} statements a pass, "
-        f"refill {result.refill_p50} and {result.refill_p99} s, {result.utilisation} % of the cores in use"
+        f"refill {result.refill_p50} and {result.refill_p99} s, {result.utilisation} % of the cores in use, "
+        f"their PostgreSQL {result.their_postgresql_us} us a frame ({result.statement_us}), "
+        f"their rows {result.rows_by_purpose}"
     )
     return result
 
 
 def _fill(site: _Site) -> SteadyResult:
+    StatementTimes.forget(site.bench.engine)
     before = _moment(site)
     began = hand_over(site.bench, site.load)
     _wait_until_full(site)
@@ -337,6 +346,7 @@ def _steady(site: _Site, rate: float, seconds: float) -> SteadyResult:
     )
     with ends:
         time.sleep(_WARM_UP_SECONDS)
+        StatementTimes.forget(bench.engine)
         before, ended, batches, seen = _moment(site), ends.ended, ends.batches, ends.rows
         time.sleep(seconds)
         after = _moment(site)
@@ -374,7 +384,8 @@ def _metered(site: _Site) -> tuple[float, str]:
     rows = {key.removeprefix(prefix): count for key, count in spent.counters.items() if key.startswith(prefix)}
     readers = sorted(rows.items(), key=lambda reader: -reader[1])[:_READERS_SHOWN]
     waiting = sum(count for name, count in rows.items() if name.startswith(_BACKLOG_READERS))
-    return spent.per_frame(waiting), ", ".join(f"{name} {spent.per_frame(count)}" for name, count in readers)
+    told = ", ".join(f"{name} {spent.per_frame(count)}" for name, count in readers)
+    return spent.per_frame(waiting), f"{spent.per_frame(sum(rows.values()))} in all: {told}"
 
 
 def _residual(proc: RunningProc, began: float) -> float:
@@ -407,6 +418,7 @@ def _moment(site: _Site) -> _Moment:
         memory_mb=max(resident_mb(pid) for pid in site.bench.processes()["worker"]),
         layers_known=f"{min(layers):.0f}" if layers else "-",
         resync_age=f"{max(ages):.1f}" if ages else "-",
+        statements=StatementTimes.read(site.bench.engine),
         at=time.time(),
     )
 
@@ -467,6 +479,7 @@ def _result(
         most_read=", ".join(f"{name} {spent.per_frame(rows)}" for name, rows in most),
         rows_of_waiting_work=None,
         rows_by_purpose="-",
+        statement_us=after.statements.of_each(spent.booked),
         deadlocks=int(spent["pg_deadlocks"]),
         cpu=f"{shares}, others {cpu.others_percent(window)} % of the machine",
         audit_failed=False,
