@@ -14,8 +14,10 @@ import psycopg2
 from psycopg2 import _psycopg
 from psycopg2.extensions import POLL_OK, POLL_WRITE
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.clients.postgres_sessions import Sessions, set_up_sessions
+from opencue_sched.clients.postgres_sessions import Sessions, sessions_of, set_up_sessions
+from opencue_sched.clients.prepared import is_outdated, prepare_on
 from opencue_sched.settings import Settings
 
 _T = TypeVar("_T")
@@ -78,6 +80,7 @@ def make_engine(
     engine.dialect.do_ping = lambda connection: not _readable(connection) or ping(connection)  # type: ignore
     event.listen(engine, "handle_error", _leave_a_standby)
     event.listen(engine, "checkin", _forget_isolation)
+    prepare_on(engine, sessions_of(engine))
     return engine
 
 
@@ -208,7 +211,14 @@ def reading(engine: Engine) -> Connection:
 
 
 def ask(engine: Engine, read: Callable[Concatenate[Connection, _P], _T], *given: _P.args, **named: _P.kwargs) -> _T:
-    """The answer of a function that only reads, and has read all when it returns."""
+    """The answer of a function that only reads, and has read all when it returns. It is called once more where a table
+    was altered since a statement of it was planned."""
+    try:
+        with reading(engine) as connection:
+            return read(connection, *given, **named)
+    except DBAPIError as error:
+        if not is_outdated(error):
+            raise
     with reading(engine) as connection:
         return read(connection, *given, **named)
 

@@ -29,6 +29,7 @@ from sqlalchemy.exc import (
 )
 
 from opencue_sched.clients.postgres import PASSING_REFUSALS
+from opencue_sched.clients.prepared import is_outdated
 
 _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
@@ -89,6 +90,8 @@ class Failure(StrEnum):
     """Some job's rows stay locked."""
     HOST = auto()
     """A host has less idle than its row said."""
+    OUTDATED = auto()
+    """A table was altered since a statement was planned; the next time it is planned anew."""
     DATABASE = auto()
     """Nothing of the plan is to blame."""
 
@@ -101,6 +104,8 @@ def classify(error: Exception) -> Failure:
         return Failure.REPEAT
     if state == _LOCK_NOT_AVAILABLE:
         return Failure.BUSY
+    if is_outdated(error):
+        return Failure.OUTDATED
     if state == _RAISED and _HOST_TEXT in str(getattr(error, "orig", error)):
         return Failure.HOST
     if state[:2] in _ROW_CLASSES:

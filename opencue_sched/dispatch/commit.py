@@ -213,6 +213,8 @@ class _Commit:
     queue: CommitQueue
     terms: Terms
     result: CommitResult = field(default_factory=CommitResult)
+    planned_anew: bool = False
+    """Whether the commit was repeated because the plans of its statements were outdated: that is done once."""
 
     @property
     def deadline(self) -> float:
@@ -234,13 +236,16 @@ class _Commit:
                     # The pause is random, so that the two that met do not meet again.
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
                     continue
+                if failure is Failure.OUTDATED and not self.planned_anew:
+                    self.planned_anew = True
+                    continue
                 self._cut(procs, failure, describe(error))
             return
 
     def _cut(self, procs: Sequence[PlannedProc], failure: Failure, reason: str) -> None:
         """Commit each half of the jobs by itself; a job that is alone is the culprit. The database has none."""
         jobs = list(dict.fromkeys(proc.job.id for proc in procs))
-        if failure is Failure.DATABASE:
+        if failure in (Failure.DATABASE, Failure.OUTDATED):
             log.error("commit_failed", procs=len(procs), error=reason)
         elif len(jobs) > 1:
             first = set(jobs[: len(jobs) // 2])

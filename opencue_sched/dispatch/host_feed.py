@@ -136,7 +136,14 @@ class HostFeed:
                 of_others = frozenset[str]().union(*(ids for writer, ids in by_writer.items() if writer))
                 but_running = self.cache.running_known(wanted - of_others)
                 read_at, staleness = self.cache.instant(), self._settings.host_staleness_threshold
-                hosts = ask(self._engine, fetch_hosts_by_id, sorted(wanted), staleness, but_running=but_running)
+                hosts = ask(
+                    self._engine,
+                    fetch_hosts_by_id,
+                    sorted(wanted),
+                    staleness,
+                    but_running=but_running,
+                    planned_once=True,
+                )
                 gone = wanted - {host.id for host in hosts}
                 self.cache.apply(hosts, gone, read_at=read_at, but_running=but_running)
                 self._noted.clear()

@@ -19,6 +19,11 @@ def texts(values: Iterable[str]) -> str:
     return '{"' + '","'.join(values) + '"}'
 
 
-def numbers(values: Iterable[int]) -> str:
-    """The literal of an array of integers, to be bound where a statement casts it to its type."""
-    return "{" + repr(list(values))[1:-1] + "}"
+def numbers(values: Iterable[int | None]) -> str:
+    """The literal of an array of integers, or of NULLs, to be bound where a statement casts it to its type."""
+    return "{" + repr(list(values))[1:-1].replace("None", "NULL") + "}"
+
+
+def booleans(values: Iterable[bool]) -> str:
+    """The literal of an array of booleans, to be bound where a statement casts it to its type."""
+    return "{" + ",".join("t" if value else "f" for value in values) + "}"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row
 
 from opencue_sched.domain.caps import check_ids
 from opencue_sched.domain.clusters import normalise_tags
@@ -22,8 +22,9 @@ from opencue_sched.domain.jobs import BadLayer, Frame, Job, Layer
 from opencue_sched.domain.shards import BUCKETS
 from opencue_sched.domain.units import INT_MAX, MOST_KB
 from opencue_sched.errors import InvalidInput
+from opencue_sched.store.arrays import numbers, texts
 from opencue_sched.store.hosts import log_bad_row
-from opencue_sched.store.lookups import row_of
+from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
 from opencue_sched.store.pending import DELAY_MAY_COME, DELAYING_STATUSES, JOB_SWITCHED_ON, SHOW_IS_OURS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
@@ -121,6 +122,7 @@ _ALL_LAYERS = f"{_COLUMNS} {_JOINS} LEFT JOIN layer_usage u ON u.pk_layer = l.pk
 # Those of some layers, jobs and shows. Whatever the statistics say, each is looked up by the index of its key: what one
 # layer costs must not grow with those that wait, nor with the finished jobs that stay for weeks.
 _NAMED_LAYERS = f"""
+    {PLANNED_ONCE}
     WITH named AS MATERIALIZED (
         SELECT pk_layer FROM unnest(CAST(:layers AS varchar[])) AS named(pk_layer)
         UNION
@@ -185,7 +187,7 @@ _OTHER_HOST = f"""EXISTS (
 _PORTIONS = f"""
     SELECT set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
            set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
-           set_config('jit', 'off', true);
+           set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
     SELECT l.pk_layer, ls.int_waiting_count, waiting.*, held.back_in
     FROM unnest(CAST(:layers AS varchar[]), CAST(:most AS int[])) AS wanted(pk_layer, most)
     JOIN {row_of("layer", "l", "pk_layer = wanted.pk_layer")} ON true
@@ -219,15 +221,16 @@ _PORTIONS = f"""
         FROM (
             SELECT int_exit_status, ts_updated
             FROM frame
-            WHERE frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
+            WHERE cardinality(CAST(:uncounted AS bigint[])) > 0
+              AND frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
             ORDER BY pk_layer, int_dispatch_order, int_layer_order
             LIMIT wanted.most
         ) frame
-    ) held ON cardinality(CAST(:uncounted AS bigint[])) > 0
+    ) held ON true
 """  # noqa: S608 - only our own constants
 
 
-_DELAYING = text(f"SELECT {DELAYING_STATUSES}")
+_DELAYING = prepared(f"SELECT {DELAYING_STATUSES}")
 
 
 def fetch_layers(
@@ -248,8 +251,8 @@ def fetch_layers(
     if layer_ids is None and not job_ids and not show_ids:
         statement = with_start_after(_ALL_LAYERS, facts.has_start_after)
     elif layer_ids or job_ids or show_ids:
-        parameters |= {"layers": list(layer_ids or ()), "jobs": list(job_ids), "shows": list(show_ids)}
-        statement = with_start_after(_NAMED_LAYERS, facts.has_start_after)
+        parameters |= {"layers": texts(layer_ids or ()), "jobs": texts(job_ids), "shows": texts(show_ids)}
+        statement = with_start_after(_NAMED_LAYERS, facts.has_start_after, once=True)
     else:
         return BacklogRows([], [])
     return _backlog_rows(connection.execute(statement, parameters))
@@ -280,8 +283,8 @@ def fetch_portions(
         return []
     if facts.origin == "cuebot":
         uncounted = {*uncounted, *connection.execute(_DELAYING).scalar_one()}
-    parameters = {"layers": list(wanted), "most": list(wanted.values()), "uncounted": list(uncounted)}
-    rows = connection.execute(with_start_after(_PORTIONS, facts.has_start_after), parameters)
+    parameters = {"layers": texts(wanted), "most": numbers(wanted.values()), "uncounted": numbers(uncounted)}
+    rows = connection.execute(with_start_after(_PORTIONS, facts.has_start_after, once=True), parameters)
     return [
         Portion(
             row.pk_layer,

@@ -17,8 +17,9 @@ from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.domain.states import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
+from opencue_sched.store.arrays import numbers, texts
 from opencue_sched.store.limit_types import TERMS
-from opencue_sched.store.lookups import row_of
+from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
 from opencue_sched.store.pending import DELAYING_STATUSES, SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -26,46 +27,49 @@ from opencue_sched.store.set_based_frames import MARKER, UNCOUNTED, UNRECORDED
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
-_SET_TIMEOUTS = text(
+_SET_TIMEOUTS = prepared(
     """
     SELECT set_config('statement_timeout', :statement_ms, true), set_config('lock_timeout', :lock_ms, true),
            set_config('idle_in_transaction_session_timeout', :idle_ms, true),
            CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
                 THEN set_config('transaction_timeout', :transaction_ms, true) END,
            set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true),
-           set_config('jit', 'off', true)
+           set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)
     """
 )
-# The last three are for the planner. Every row of a booking is named by its id, and statements here join in the order
-# in which they are written. Left to itself PostgreSQL reads all frames for some hundred ids, or all that wait of the
-# few shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
-# Where no index of a table serves, a plan without sequential scans has one all the same, at a cost beyond each
-# threshold of the just-in-time compiler: where that is on, such a statement takes 0.3 to 3 s.
+# The last four are for the planner. Every row of a booking is named by its id, and statements here join in the order
+# in which they are written, in one plan for any number of rows. Left to itself PostgreSQL reads all frames for some
+# hundred ids, or all that wait of the few shows that it takes for managed ones: its statistics of a table as small as
+# that of the shows are never fresh. Where no index of a table serves, a plan without sequential scans has one all the
+# same, at a cost beyond each threshold of the just-in-time compiler: where that is on, such a statement takes 0.3 to
+# 3 s.
 
 # One row a layer: what the plan rests on as it is now, and the frames of it that were locked. Frames come with their
 # layers, so that both lists are joined before the rows of frames, of which PostgreSQL expects next to none to wait:
-# it would go through all planned layers for each frame.
+# it would go through all planned layers for each frame. That a frame is of its layer is asked in such a way that no
+# index of layers serves: where each layer had one frame when it was planned, that of twenty thousand would be read.
 _LOCK_FRAMES = f"""
     WITH planned AS MATERIALIZED (
         SELECT l.pk_layer, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                l.str_tags, l.b_threadable, j.str_os, j.pk_folder, j.pk_dept,
                ARRAY(SELECT ll.pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS named_limit_ids,
-               ARRAY(SELECT ll.pk_limit_record
-                     FROM layer_limit ll JOIN limit_record r ON r.pk_limit_record = ll.pk_limit_record
-                     WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
+               ARRAY(SELECT of_layer.pk_limit_record
+                     FROM {row_of("layer_limit", "of_layer", "pk_layer = l.pk_layer")}
+                     JOIN {row_of("limit_record", "its", "pk_limit_record = of_layer.pk_limit_record")} ON true)
+                   AS limit_ids,
                COALESCE(q.until > now(), false) AS quarantined, {SWITCHED_ON} {{started}} AS may_start
         FROM unnest(CAST(:layers AS varchar[])) AS wanted(pk_layer)
         JOIN {row_of("layer", "l", "pk_layer = wanted.pk_layer")} ON true
         JOIN {row_of("job", "j", "pk_job = l.pk_job")} ON true
-        JOIN show s ON s.pk_show = j.pk_show
-        LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
+        JOIN {row_of("show", "s", "pk_show = j.pk_show")} ON true
+        LEFT JOIN {row_of("opencue_sched_quarantine", "q", "pk_job = j.pk_job")} ON true
     ),
     locked AS MATERIALIZED (
         SELECT f.pk_layer, f.pk_frame, GREATEST(planned.int_mem_min, asked.memory_kb) AS memory_kb
         FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[]), CAST(:frame_layers AS varchar[]))
              AS wanted(pk_frame, version, pk_layer)
         JOIN planned ON planned.pk_layer = wanted.pk_layer
-        JOIN frame f ON f.pk_frame = wanted.pk_frame AND f.pk_layer = wanted.pk_layer
+        JOIN frame f ON f.pk_frame = wanted.pk_frame AND f.pk_layer IS NOT DISTINCT FROM wanted.pk_layer
         LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = f.pk_frame
         WHERE f.str_state = 'WAITING' AND f.int_version IS NOT DISTINCT FROM wanted.version
           AND planned.may_start
@@ -98,7 +102,7 @@ _READ_LOCKED = f"""
     LEFT JOIN ({HELD}) held USING (pk_host)
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
 """  # noqa: S608 - only our own constants
-_LOCK_HOSTS = text(
+_LOCK_HOSTS = prepared(
     f"""
     SELECT set_config('opencue_sched.lock_timeout', current_setting('lock_timeout'), true);
     SAVEPOINT opencue_sched_hosts;
@@ -108,7 +112,7 @@ _LOCK_HOSTS = text(
     {_READ_LOCKED}
     """
 )
-_LOCK_FREE_HOSTS = text(
+_LOCK_FREE_HOSTS = prepared(
     f"""
     ROLLBACK TO SAVEPOINT opencue_sched_hosts;
     {_LOCK_THESE.format(unless_locked="SKIP LOCKED")}
@@ -118,7 +122,7 @@ _LOCK_FREE_HOSTS = text(
 
 # Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
 # not waited for: whoever changes a cap has its vertex for itself (revision 0006).
-_CAPS = text(
+_CAPS = prepared(
     f"""
     SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{{}}') AS text), true)
     FROM unnest(CAST(:vertices AS varchar[])) AS name
@@ -153,8 +157,8 @@ COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
 """The same for job_stat rows, after those of layers."""
-_LOCK_STATS = text(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
-_LOCK_FREE_STATS = text(
+_LOCK_STATS = prepared(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
+_LOCK_FREE_STATS = prepared(
     f"""
     WITH layers AS MATERIALIZED ({COUNTERS_OF_LAYERS} SKIP LOCKED),
     jobs AS MATERIALIZED ({COUNTERS_OF_JOBS} SKIP LOCKED)
@@ -162,7 +166,7 @@ _LOCK_FREE_STATS = text(
     """  # noqa: S608 - only our own constants
 )
 _BACK = text("ROLLBACK TO SAVEPOINT opencue_sched_unwritten")
-_INSERT_PROCS = text(
+_INSERT_PROCS = prepared(
     """
     SAVEPOINT opencue_sched_unwritten;
     INSERT INTO proc (pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame,
@@ -195,7 +199,7 @@ _RUNNING = f"""
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
 """  # noqa: S608 - only our own constants
-_START_FRAMES = text("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
+_START_FRAMES = prepared("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
 
 # The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All
 # of it is one message; what it writes for all frames at once it writes only where both triggers left out every frame.
@@ -238,7 +242,7 @@ _READ_STARTED = f"""
     FROM {_STARTED}
     WHERE f.str_state = 'RUNNING'
 """  # noqa: S608 - only our own constants
-_START_ALL_FRAMES = text(
+_START_ALL_FRAMES = prepared(
     "; ".join(
         (
             COUNTERS_OF_LAYERS,
@@ -255,7 +259,7 @@ _START_ALL_FRAMES = text(
     )
 )
 _UNSTARTED = text("ROLLBACK TO SAVEPOINT opencue_sched_unstarted")
-_TAKE_FROM_HOSTS = text(
+_TAKE_FROM_HOSTS = prepared(
     """
     UPDATE host h
     SET int_cores_idle = h.int_cores_idle - taken.cores, int_mem_idle = h.int_mem_idle - taken.memory,
@@ -297,12 +301,12 @@ def lock_frames(
     it names (``named_limit_ids``) and of those that there are (``limit_ids``). In one message.
     """
     parameters = {
-        "layers": list({p.layer.id for p in procs}),
-        "frames": [p.frame.id for p in procs],
-        "versions": [p.frame.version for p in procs],
-        "frame_layers": [p.layer.id for p in procs],
+        "layers": texts({p.layer.id for p in procs}),
+        "frames": texts(p.frame.id for p in procs),
+        "versions": numbers(p.frame.version for p in procs),
+        "frame_layers": texts(p.layer.id for p in procs),
     }
-    rows = connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after), parameters).all()
+    rows = connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after, once=True), parameters).all()
     frames = {frame: kb for row in rows if row.frames for frame, kb in zip(row.frames, row.memory, strict=True)}
     return frames, {row.pk_layer: row for row in rows}
 
@@ -317,13 +321,13 @@ def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_second
     A host that is locked is waited for. When one takes longer than ``wait_seconds`` the database's error is raised:
     `lock_free_hosts` is what may follow it.
     """
-    parameters = {"hosts": sorted(host_ids), "wait_ms": _milliseconds(wait_seconds)}
+    parameters = {"hosts": texts(sorted(host_ids)), "wait_ms": _milliseconds(wait_seconds)}
     return {row.id: row for row in connection.execute(_LOCK_HOSTS, parameters)}
 
 
 def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, Row[Any]]:
     """After `lock_hosts`, also after its error: give back what it locked, and lock those hosts that are free now."""
-    return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": sorted(host_ids)})}
+    return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": texts(sorted(host_ids))})}
 
 
 def read_caps(connection: Connection, vertices: Collection[str]) -> dict[str, Row[Any]]:
@@ -334,7 +338,7 @@ def read_caps(connection: Connection, vertices: Collection[str]) -> dict[str, Ro
     frames; ``terms`` are a limit's (limit_types.TERMS). ``steady``: it stays so until the transaction ends; otherwise
     another one is changing it.
     """
-    return {row.vertex: row for row in connection.execute(_CAPS, {"vertices": sorted(vertices)})}
+    return {row.vertex: row for row in connection.execute(_CAPS, {"vertices": texts(sorted(vertices))})}
 
 
 def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:
@@ -342,12 +346,12 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
     Left to the triggers, two plans take them in the order of their frames and deadlock.
     """
-    connection.execute(_LOCK_STATS, {"layers": list(layer_ids), "jobs": list(job_ids)})
+    connection.execute(_LOCK_STATS, {"layers": texts(layer_ids), "jobs": texts(job_ids)})
 
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
     """The same for the counters nobody else has locked: ids of their layers and jobs."""
-    parameters = {"layers": list(layer_ids), "jobs": list(job_ids)}
+    parameters = {"layers": texts(layer_ids), "jobs": texts(job_ids)}
     return frozenset(connection.execute(_LOCK_FREE_STATS, parameters).scalars())
 
 
@@ -359,12 +363,12 @@ def take_back_writes(connection: Connection) -> None:
 def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
     """Insert the procs; ids of those inserted. A frame that got another proc meanwhile keeps that one."""
     parameters = {
-        "procs": [p.proc_id for p in procs],
-        "hosts": [p.host.id for p in procs],
-        "shows": [p.vertices.show_id for p in procs],
-        "jobs": [p.job.id for p in procs],
-        "layers": [p.layer.id for p in procs],
-        "frames": [p.frame.id for p in procs],
+        "procs": texts(p.proc_id for p in procs),
+        "hosts": texts(p.host.id for p in procs),
+        "shows": texts(p.vertices.show_id for p in procs),
+        "jobs": texts(p.job.id for p in procs),
+        "layers": texts(p.layer.id for p in procs),
+        "frames": texts(p.frame.id for p in procs),
         **_amounts(procs),
         "memory_used": FIRST_MEMORY_USED_KB,
     }
@@ -385,12 +389,12 @@ def start_frames(
     taken back, and the triggers do it: somebody has put one of the functions back meanwhile.
     """
     parameters = {
-        "layers": list({p.layer.id for p in procs}),
-        "jobs": list({p.job.id for p in procs}),
-        "frames": [p.frame.id for p in procs],
-        "host_names": [p.host.name for p in procs],
+        "layers": texts({p.layer.id for p in procs}),
+        "jobs": texts({p.job.id for p in procs}),
+        "frames": texts(p.frame.id for p in procs),
+        "host_names": texts(p.host.name for p in procs),
         **_amounts(procs),
-        "no_retry": sorted({*STATUSES_NOT_COUNTED_AS_RETRY, *uncounted}),
+        "no_retry": numbers(map(int, sorted({*STATUSES_NOT_COUNTED_AS_RETRY, *uncounted}))),
     }
     if facts.set_based_frames:
         rows = connection.execute(_START_ALL_FRAMES, {**parameters, "started": len(procs)}).all()
@@ -405,18 +409,18 @@ def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> Non
     """Lower the idle columns of locked hosts, each host once by the sum of its procs, and end the holds of their layers
     there: the host drained for this. In one message."""
     pairs = sorted({(proc.host.id, proc.layer.id) for proc in procs})
-    owners = {"owner_hosts": [host for host, _ in pairs], "owners": [layer for _, layer in pairs]}
-    hosts = [proc.host.id for proc in procs]
+    owners = {"owner_hosts": texts(host for host, _ in pairs), "owners": texts(layer for _, layer in pairs)}
+    hosts = texts(proc.host.id for proc in procs)
     connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **_amounts(procs), **owners})
 
 
-def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:
+def _amounts(procs: Sequence[PlannedProc]) -> dict[str, str]:
     """What each proc takes, as columns: centicores, KB, whole GPUs."""
     return {
-        "cores": [p.resources.cores * CENTICORES_PER_CORE for p in procs],
-        "memory": [p.resources.memory_kb for p in procs],
-        "gpus": [p.resources.gpus for p in procs],
-        "gpu_memory": [p.resources.gpu_memory_kb for p in procs],
+        "cores": numbers(p.resources.cores * CENTICORES_PER_CORE for p in procs),
+        "memory": numbers(p.resources.memory_kb for p in procs),
+        "gpus": numbers(p.resources.gpus for p in procs),
+        "gpu_memory": numbers(p.resources.gpu_memory_kb for p in procs),
     }
 
 
@@ -428,8 +432,9 @@ def _milliseconds(seconds: float) -> str:
 # What the frames of a plan are launched with: read with what is booked, so no pass keeps it, and it is never stale.
 
 # The key decides between two rows of one variable, so that the same rows always give the same environment.
-_LAUNCH_DETAILS = text(
-    """
+_LAUNCH_DETAILS = prepared(
+    f"""
+    {PLANNED_ONCE}
     SELECT j.pk_job AS job_id, NULL AS layer_id, j.str_shot, j.str_user, j.int_uid, j.str_log_dir, j.str_loki_url,
            NULL AS str_cmd, NULL AS str_range, NULL AS int_chunk_size,
            (SELECT json_object_agg(e.str_key, COALESCE(e.str_value, '') ORDER BY e.pk_job_env)
@@ -443,7 +448,7 @@ _LAUNCH_DETAILS = text(
     FROM layer l
     WHERE l.pk_layer = ANY(CAST(:layers AS varchar[]))
     ORDER BY layer_id NULLS FIRST
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 
@@ -452,7 +457,7 @@ def fetch_launch_details(connection: Connection, job_ids: Collection[str], layer
     jobs: dict[str, JobDetails] = {}
     layers: dict[str, LayerDetails] = {}
     unfit = dict.fromkeys(layer_ids, "its row, or that of its job, is gone")
-    for row in connection.execute(_LAUNCH_DETAILS, {"jobs": sorted(job_ids), "layers": sorted(layer_ids)}):
+    for row in connection.execute(_LAUNCH_DETAILS, {"jobs": texts(job_ids), "layers": texts(layer_ids)}):
         variables = row.environment or {}
         if row.layer_id is None:
             log_dir, loki_url = row.str_log_dir or "", row.str_loki_url or ""

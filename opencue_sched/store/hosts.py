@@ -23,7 +23,8 @@ from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
-from opencue_sched.store.lookups import row_of
+from opencue_sched.store.arrays import booleans, texts
+from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, reservation_of
 from opencue_sched.store.shows import delete_rows, set_rows
@@ -78,8 +79,7 @@ _OF_BUCKETS = text(
     """  # noqa: S608 - only our own constants
 )
 
-_BY_ID = text(
-    f"""
+_BY_ID = f"""
     SELECT {_COLUMNS.format(wanted="named.running")}
     FROM unnest(CAST(:ids AS varchar[]), CAST(:running AS boolean[])) AS named(pk_host, running)
     JOIN {row_of("host", "h", "pk_host = named.pk_host")} ON true
@@ -87,8 +87,9 @@ _BY_ID = text(
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
     LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
     WHERE {MAY_TAKE_FRAMES}
-    """  # noqa: S608 - only our own constants
-)
+"""  # noqa: S608 - only our own constants
+_BY_ID_ONCE = prepared(PLANNED_ONCE + _BY_ID)
+_BY_ID_AMONG_OTHERS = text(_BY_ID)
 
 
 def fetch_groups(
@@ -124,12 +125,19 @@ def fetch_buckets(
 
 
 def fetch_hosts_by_id(
-    connection: Connection, ids: Sequence[str], staleness: float, *, but_running: Collection[str] = ()
+    connection: Connection,
+    ids: Sequence[str],
+    staleness: float,
+    *,
+    but_running: Collection[str] = (),
+    planned_once: bool = False,
 ) -> list[Host]:
     """The hosts of ``ids`` that may take frames now; a host that is absent may not. What runs on the hosts
-    ``but_running`` is not read."""
-    running = [host_id not in but_running for host_id in ids]
-    return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "running": running, "staleness": staleness}))
+    ``but_running`` is not read. ``planned_once``: by a prepared statement; the rest of the transaction goes by indexes
+    then."""
+    statement = _BY_ID_ONCE if planned_once else _BY_ID_AMONG_OTHERS
+    running = booleans(host_id not in but_running for host_id in ids)
+    return _hosts(connection.execute(statement, {"ids": texts(ids), "running": running, "staleness": staleness}))
 
 
 @lru_cache(maxsize=10_000)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from sqlalchemy import TextClause, text
+
+from opencue_sched.clients.prepared import prepare
+
 AS_WRITTEN = """
     SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
            set_config('enable_mergejoin', 'off', true), set_config('join_collapse_limit', '1', true);
@@ -9,6 +13,21 @@ AS_WRITTEN = """
 """Before a statement: it, and the rest of the transaction, are planned as they are written, and look up row by row what
 is named. Trying other orders of joins took longer than what they do, and the row of each of five hundred frames is
 found sooner than all frames that run are read."""
+
+PLANNED_ONCE = """
+    SELECT set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
+"""
+"""Before a statement that is prepared: it, and those of the rest of the transaction, are planned once, for any number
+of rows and by the indexes that they name."""
+
+
+def prepared(statement: str) -> TextClause:
+    """The statement, or statements with semicolons between, as each connection prepares it (clients/prepared.py).
+
+    It is planned once for whatever it is asked for, so it must leave no choice to the planner: what it looks up it
+    finds by an index, and joins in the order in which it is written.
+    """
+    return prepare(text(statement))
 
 
 def row_of(table: str, alias: str, condition: str) -> str:

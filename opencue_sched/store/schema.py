@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.clients.postgres import engine_at
 from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongSchema
+from opencue_sched.store.lookups import prepared
 from opencue_sched.store.set_based_frames import read_frames_way, switch_off, switch_on
 
 if TYPE_CHECKING:
@@ -96,13 +97,17 @@ _ABSENT = text(
 
 
 @cache
-def with_start_after(template: str, has_start_after: bool) -> TextClause:
+@lru_cache(maxsize=100)
+def with_start_after(template: str, has_start_after: bool, *, once: bool = False) -> TextClause:
     """A statement on layers ``l``. ``{started}`` leaves out those that may not start yet, ``{start_after}`` adds the
-    column, where the database has it; ``{starts}`` is the time before which a layer may not start, or NULL."""
+    column, where the database has it; ``{starts}`` is the time before which a layer may not start, or NULL.
+    ``once``: it is prepared.
+    """
+    made = prepared if once else text
     if not has_start_after:
-        return text(template.format(started="", start_after="", starts="CAST(NULL AS timestamptz)"))
+        return made(template.format(started="", start_after="", starts="CAST(NULL AS timestamptz)"))
     started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
-    return text(template.format(started=started, start_after=", l.ts_start_after", starts="l.ts_start_after"))
+    return made(template.format(started=started, start_after=", l.ts_start_after", starts="l.ts_start_after"))
 
 
 @dataclass(frozen=True)

@@ -24,23 +24,25 @@ def listening(engine: Engine, name: str, listener: Callable[..., object]) -> Ite
         event.remove(engine, name, listener)
 
 
+def counted_rows(connection: Connection) -> int:
+    """How many rows, and entries of indexes, PostgreSQL has read in this transaction."""
+    with connection.connection.cursor() as cursor:
+        cursor.execute(_ROWS_READ)
+        return int((cursor.fetchone() or (0,))[0])
+
+
 @contextmanager
 def rows_read(engine: Engine) -> Iterator[list[int]]:
     """How many rows, and entries of indexes, PostgreSQL reads in each transaction that is committed meanwhile."""
     read: list[int] = []
     before = 0
 
-    def counted(connection: Connection) -> int:
-        with connection.connection.cursor() as cursor:
-            cursor.execute(_ROWS_READ)
-            return int((cursor.fetchone() or (0,))[0])
-
     def begin(connection: Connection) -> None:
         nonlocal before
-        before = counted(connection)
+        before = counted_rows(connection)
 
     def commit(connection: Connection) -> None:
-        read.append(counted(connection) - before)
+        read.append(counted_rows(connection) - before)
 
     with listening(engine, "begin", begin), listening(engine, "commit", commit):
         yield read

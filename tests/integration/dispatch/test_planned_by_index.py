@@ -13,19 +13,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.pool import NullPool
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.commit import by_vertex
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking
+from opencue_sched.store.backlog import fetch_layers, fetch_portions
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema, upgrade
 from tests.kit.plans import plan
-from tests.kit.statements import rows_read
+from tests.kit.statements import counted_rows, rows_read
 from tests.kit.wide_farm import run_reservation_task, with_queue
 
 _DISABLED_COST = 1e10
@@ -65,6 +68,15 @@ def book(connection: Connection, procs: Sequence[PlannedProc]) -> None:
         assert len(booking.insert_procs(connection, procs)) == len(procs)
         booking.take_from_hosts(connection, procs)
         booking.start_frames(connection, procs, (), replace(facts, set_based_frames=set_based))
+
+
+def read(connection: Connection, procs: Sequence[PlannedProc]) -> None:
+    """What passes read."""
+    facts, layers, jobs = check_schema(connection), {proc.layer.id for proc in procs}, {proc.job.id for proc in procs}
+    fetch_hosts_by_id(connection, [proc.host.id for proc in procs], 3600, planned_once=True)
+    fetch_layers(connection, facts, facilities=None, layer_ids=layers, job_ids={*jobs, "gone"})
+    booking.fetch_launch_details(connection, jobs, layers)
+    fetch_portions(connection, facts, dict.fromkeys({*layers, "gone"}, 20), uncounted=[1])
 
 
 @contextmanager
@@ -128,6 +140,56 @@ def test_no_statement_without_sequential_scans_needs_one(
         database.dispose()
         # Then an index serves each of them
         assert scans == []
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["a full farm", "no row"])
+def test_no_plan_that_is_kept_needs_a_sequential_scan(
+    engine: Engine, settings: Settings, procs: list[PlannedProc], empty_database_url: str, full: bool
+) -> None:
+    # Given a connection that has prepared what passes send, on a full farm or on one without a row
+    upgrade(empty_database_url)
+    of_empty = make_engine(settings.model_copy(update={"database_url": SecretStr(empty_database_url)}))
+    with (engine if full else of_empty).connect() as connection:
+        book(connection, procs if full else [])
+        read(connection, procs if full else [])
+        # When each is explained as it is planned for whatever is asked
+        kept = connection.execute(text("SELECT name, cardinality(parameter_types) FROM pg_prepared_statements")).all()
+        scans = []
+        for name, parameters in kept:
+            given = f"({', '.join(['NULL'] * parameters)})" if parameters else ""
+            (explained,) = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE {name}{given}").one()
+            scans += _switched_off(explained[0]["Plan"])
+        connection.rollback()
+    of_empty.dispose()
+    # Then an index serves each of them
+    assert len(kept) > 20
+    assert scans == []
+
+
+def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, settings: Settings) -> None:
+    # Given a connection that has planned what passes send where there was nothing, as PostgreSQL knew
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE"))
+    with engine.connect() as early, make_engine(settings).connect() as late:
+        book(early, [])
+        read(early, [])
+        early.rollback()
+        # When there is much all at once
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            farm.hosts([HostSpec(cores=64, memory_gb=256) for _ in range(60)])
+            licences = [farm.limit(f"licence{number}", 10_000) for number in range(3)]
+            farm.jobs([JobSpec([LayerSpec(frames=4, limits=licences)] * 5) for _ in range(20)])
+            procs = plan(farm, settings)
+        # Then it reads what a connection does that plans now
+        rows = []
+        for connection in (early, late):
+            before = counted_rows(connection)
+            book(connection, procs)
+            read(connection, procs)
+            rows.append(counted_rows(connection) - before)
+            connection.rollback()
+    assert rows[0] < 1.1 * rows[1]
 
 
 def test_triggers_of_a_booking_scan_no_table(engine: Engine, procs: list[PlannedProc]) -> None:

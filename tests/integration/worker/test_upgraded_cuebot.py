@@ -86,6 +86,39 @@ def test_start_times_that_an_upgrade_brings_hold_from_the_next_reading_of_the_cl
     eventually(lambda: dispatched(process, job.show.id) == 2, 20.0, "its two frames")
 
 
+WIDENED = [
+    "frame ALTER COLUMN int_version TYPE bigint",
+    "frame ALTER COLUMN str_name TYPE varchar(300)",
+    "layer ALTER COLUMN str_name TYPE varchar(300)",
+    "host ALTER COLUMN str_name TYPE varchar(64)",
+]
+
+
+@pytest.mark.parametrize("widened", WIDENED)
+def test_a_column_that_an_upgrade_widens_between_two_passes_costs_no_booking(
+    process: Process, engine: Engine, widened: str
+) -> None:
+    # given a worker whose connections have planned what a pass sends
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16, memory_gb=64)
+        show = farm.job([LayerSpec(frames=2)]).show
+        note_imported(process.client, managed_show_versions(connection))
+    assert dispatched(process, show.id) == 2
+
+    # when the upgrade gives their answers other types
+    execute(engine, f"ALTER TABLE {widened}")
+    with engine.begin() as connection:
+        job = Farm(connection).job([LayerSpec(frames=3)], show=show)
+    process.backlog.note(jobs=[job.id])
+    with capture_logs() as logs:
+        booked = dispatched(process, show.id)
+
+    # then the next pass books all that it planned
+    assert booked == 5
+    assert {entry["event"] for entry in logs} & {"commit_failed", "bookings_lost"} == set()
+
+
 def test_a_worker_whose_tables_were_taken_away_says_so_with_the_next_reading_of_the_clusters(
     process: Process, engine: Engine, settings: Settings
 ) -> None:

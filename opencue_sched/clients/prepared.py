@@ -1,0 +1,152 @@
+"""Statements that PostgreSQL keeps planned: each connection has them prepared when it sends them first.
+
+What a pass sends is short and joins many tables: it took PostgreSQL longer to read and to plan than to do. psycopg2
+sends text alone, so it is done by text: a statement that is marked by `prepare` goes out as ``EXECUTE``, the first
+time on a connection behind its ``PREPARE``, in the same message. Nobody else sees a difference: hooks and errors have
+the statement as it was written.
+
+Where sessions are not ours (a pool that gives every transaction another one) statements go out as they are. A plan that
+the server refuses, because a table was altered so that the answer has other types, or does not know, because somebody
+has discarded it, is an error once (`is_outdated`): from then on every connection prepares its statements anew, so
+whoever may send again need only do so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from sqlalchemy import Engine, ExceptionContext, TextClause, event
+
+from opencue_sched.clients.postgres_sessions import Sessions
+
+_OPTION = "opencue_sched_prepared"
+_OUTDATED = ("0A000", "26000")
+"""SQLSTATEs of a prepared statement whose answer has other types by now, and of one that is not there."""
+_CAN_BE_PREPARED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b")
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_STATEMENTS_KEPT = 500
+"""Messages of which this process keeps how they are cut; there are some dozens."""
+
+REPLANNED_SECONDS = 60.0
+"""How long plans are kept. One that was made when tables were next to empty might read too much of them when they have
+grown, until PostgreSQL analyses them: as long as that mostly takes, and for a thousandth of its time."""
+
+_numbers = count(1)
+
+
+def prepare(statement: TextClause) -> TextClause:
+    """The statement, or statements with semicolons between, to be prepared by each connection that sends it. No text in
+    it has a semicolon, and PostgreSQL can tell the type of each parameter from where it stands first."""
+    return statement.execution_options(**{_OPTION: True})
+
+
+def is_outdated(error: BaseException | None) -> bool:
+    """Whether a statement failed because its plan is no longer what the connection has: sent again, it is planned
+    anew."""
+    return getattr(getattr(error, "orig", None), "pgcode", None) in _OUTDATED
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One statement of a message."""
+
+    name: str
+    """Its name once it is prepared; empty for what cannot be."""
+    execute: str
+    prepare: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    parts: tuple[_Part, ...]
+    names: frozenset[str]
+    known: str
+    """The message where all of it is prepared."""
+
+
+@lru_cache(maxsize=_STATEMENTS_KEPT)
+def _cut(message: str) -> _Message:
+    parts = tuple(_part(statement.strip()) for statement in message.split(";") if statement.strip())
+    names = frozenset(part.name for part in parts if part.name)
+    return _Message(parts, names, "; ".join(part.execute for part in parts))
+
+
+@lru_cache(maxsize=_STATEMENTS_KEPT)
+def _part(statement: str) -> _Part:
+    if not _CAN_BE_PREPARED.match(statement):
+        return _Part("", statement)
+    found = list(dict.fromkeys(_PARAMETER.findall(statement)))
+    places = {name: f"${place}" for place, name in enumerate(found, 1)}
+    name = f"opencue_sched_{next(_numbers)}"
+    given = f"({', '.join(f'%({parameter})s' for parameter in found)})" if found else ""
+    planned = _PARAMETER.sub(lambda match: places[match[1]], statement)
+    return _Part(name, f"EXECUTE {name}{given}", f"PREPARE {name} AS {planned}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a connection has prepared."""
+
+    generation: int
+    until: float
+    """When its plans are made anew, by the clock of who keeps them."""
+    names: frozenset[str]
+
+
+_NOTHING_KNOWN = _Kept(0, 0.0, frozenset())
+
+
+class PreparedStatements:
+    """The prepared statements of an engine's connections. Thread-safe."""
+
+    def __init__(self, sessions: Sessions, clock: Callable[[], float]) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._generation = 1
+        """How often all plans were given up; two threads that do so at once do it once."""
+
+    def send(self, cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
+        """SQLAlchemy's hook in place of the sending of a statement; whether it was sent."""
+        if not self._sessions.own or not context.execution_options.get(_OPTION):
+            return False
+        message, info, now = _cut(statement), context.root_connection.info, self._clock()
+        kept: _Kept | None = info.get(_OPTION)
+        is_good = kept is not None and kept.generation == self._generation and now < kept.until
+        if kept is not None and is_good and message.names <= kept.names:
+            cursor.execute(message.known, parameters)
+            return True
+        # Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
+        give_up = [] if kept is None or is_good else ["DEALLOCATE ALL"]
+        if kept is None or not is_good:
+            kept = _Kept(self._generation, now + REPLANNED_SECONDS, frozenset())
+        sent: list[str] = []
+        for part in message.parts:
+            if part.name and part.name not in kept.names:
+                sent += [*give_up, part.prepare]
+                give_up = []
+            sent.append(part.execute)
+        # Of a message that fails nobody knows how far it came: then the next one begins anew.
+        info[_OPTION] = _NOTHING_KNOWN
+        cursor.execute("; ".join(sent), parameters)
+        info[_OPTION] = replace(kept, names=kept.names | message.names)
+        return True
+
+    def note(self, context: ExceptionContext) -> None:
+        """SQLAlchemy's hook behind an error: plans that are outdated are given up, those of all connections."""
+        if getattr(context.original_exception, "pgcode", None) in _OUTDATED and context.connection is not None:
+            kept: _Kept | None = context.connection.info.get(_OPTION)
+            if kept is not None and kept.generation == self._generation:
+                self._generation += 1
+
+
+def prepare_on(engine: Engine, sessions: Sessions, clock: Callable[[], float] = time.monotonic) -> None:
+    """Have the engine's connections prepare the statements that are marked so."""
+    statements = PreparedStatements(sessions, clock)
+    event.listen(engine, "do_execute", statements.send)
+    event.listen(engine, "handle_error", statements.note)
