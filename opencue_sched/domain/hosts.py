@@ -52,7 +52,7 @@ class Host:
     ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
     reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
     ``running`` counts the frames on it by layer id, unless no core is idle: who has no use for the host need not know.
-    It may count frames that ended in the last seconds (host_cache.RUNNING_BELIEVED_SECONDS).
+    It may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS).
     ``recent`` are layers that ran on it last, the latest first.
     """
 

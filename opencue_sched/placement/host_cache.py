@@ -18,6 +18,7 @@ from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.host_index import HostIndex
+from opencue_sched.placement.policies.admissions import most_of_a_layer
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Accept = Callable[[Host], bool]
@@ -44,13 +45,14 @@ _FIRST_BUCKETS = 16
 together."""
 _MOST_GROWTH = 4
 """A portion has at most so many times as many buckets as the one before."""
-RUNNING_BELIEVED_SECONDS = 10.0
+RUNNING_BELIEVED_SECONDS = 60.0
 """How long what was read of the frames that run on a host counts, with what this process booked there since. A large
-host comes free several times in that, and each reading of what runs there reads all its procs. Frames that ended
-meanwhile are counted too: that bears on locality and on a layer's share of the host, and on nothing that is idle."""
-FEW_FRAMES_PART = 16
-"""A layer with more frames on a host than one for each 16 of its cores may come near its share there, for which those
-that ended must not count: of such a host what runs is read each time."""
+host comes free many times in that, and each reading of what runs there reads all its procs. Frames that ended meanwhile
+are counted too: that bears on locality, which asks for layers that ran there as well, and on a layer's share of the
+host."""
+PART_OF_SHARE = 2
+"""A layer with more frames on a host than half its share there may seem to have all of it, when some of them have ended
+and a plan adds a few: of such a host what runs is read each time."""
 FIRST_READ_HOSTS = 5_000
 """Hosts of which a pass waits for the first read: half a second. Those of a larger farm follow in the background, at
 once, so that the first plan of a process comes as soon on any farm."""
@@ -347,14 +349,14 @@ class HostCache:
 
     def running_known(self, host_ids: Iterable[str]) -> frozenset[str]:
         """The hosts of ``host_ids`` of which it is known what runs there: it was read less than
-        RUNNING_BELIEVED_SECONDS ago, and no layer has more frames there than FEW_FRAMES_PART of the host's cores."""
+        RUNNING_BELIEVED_SECONDS ago, and no layer has more than half its share there (PART_OF_SHARE)."""
         with self._lock:
             oldest = self._clock() - RUNNING_BELIEVED_SECONDS
-            entries = ((host_id, self._entries.get(host_id)) for host_id in host_ids)
+            shown = ((host_id, self._shown.get(host_id)) for host_id in host_ids)
             return frozenset(
                 host_id
-                for host_id, entry in entries
-                if entry and entry.read and entry.running_read_at > oldest and _has_few_of_each(entry.read)
+                for host_id, host in shown
+                if host and self._entries[host_id].running_read_at > oldest and _has_few_of_each(host)
             )
 
     def apply(
@@ -734,7 +736,7 @@ def _with(running: Mapping[str, int], more: Iterable[str]) -> Mapping[str, int]:
 
 def _has_few_of_each(host: Host) -> bool:
     """Whether each layer on the host is so far from its share that frames which ended do not matter."""
-    return max(host.running.values(), default=0) * FEW_FRAMES_PART <= host.total_cores
+    return max(host.running.values(), default=0) * PART_OF_SHARE <= most_of_a_layer(host)
 
 
 def _layers_known_to(host: Host | None) -> set[str]:

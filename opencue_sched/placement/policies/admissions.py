@@ -79,9 +79,14 @@ PART_OF_CORES = 4
 """A layer may run a frame for each four cores of the host."""
 
 
+def most_of_a_layer(host: Host) -> int:
+    """How many frames of one layer a host takes while others want it."""
+    return max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
+
+
 def layer_share(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
     """The admission: refuses a layer's next frame on a host that runs as many as the layer's share."""
-    running, most = host.running.get(layer.id, 0), max(LEAST_FRAMES, host.total_cores // PART_OF_CORES)
+    running, most = host.running.get(layer.id, 0), most_of_a_layer(host)
     if running < most:
         return None
     return Refusal(

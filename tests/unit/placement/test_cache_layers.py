@@ -214,9 +214,9 @@ class TestRunningNotRead:
 
         assert (must_find(cache).running, must_find(cache).recent) == ({}, ("a",))
 
-    def test_it_is_known_for_ten_seconds(self, clock: Clock) -> None:
+    def test_it_is_known_for_a_minute(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host(cores=32, idle_centicores=100, running={"a": 2})), clock)
-        for _ in range(9):
+        for _ in range(59):
             self.read_again(cache, clock, idle_centicores=100, cores=32)
             assert cache.running_known(["h1", "h2"]) == {"h1"}
         clock.advance(1.5)
@@ -227,10 +227,18 @@ class TestRunningNotRead:
         assert cache.running_known(["h1"]) == {"h1"}
         assert must_find(cache).running == {"b": 1}
 
+    @pytest.mark.parametrize(("cores", "half"), [(8, 4), (32, 4), (128, 16)])
     def test_it_is_not_known_where_a_layer_with_frames_that_ended_might_seem_to_have_its_share(
-        self, clock: Clock
+        self, clock: Clock, cores: int, half: int
     ) -> None:
-        cache = make_cache(Farm(make_host(cores=32, idle_centicores=100, running={"a": 3, "b": 1})), clock)
+        farm = Farm(make_host(cores=cores, idle_centicores=100, running={"a": half, "b": 1}))
+        cache = make_cache(farm, clock)
+        assert cache.running_known(["h1"]) == {"h1"}
+        # What a plan has taken since counts as well.
+        assert cache.take(must_find(cache), {"p1": take(1)}, layer_id="a")
+        assert cache.running_known(["h1"]) == frozenset()
+        cache.settle("h1", "p1", committed=True)
+        self.read_again(cache, clock, idle_centicores=100, cores=cores)
         assert cache.running_known(["h1"]) == frozenset()
 
     def test_it_is_not_known_of_a_host_that_was_full_when_it_was_read_first_or_that_was_invalidated(
