@@ -23,7 +23,7 @@ from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.states import HardwareState, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, MOST_KB
 from opencue_sched.errors import RqdFailure
-from opencue_sched.store.arrays import booleans, texts
+from opencue_sched.store.arrays import booleans, numbers, texts
 from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES, MAY_TAKE_FRAMES, reservation_of
@@ -67,9 +67,11 @@ _OF_TAGS = text(
     """  # noqa: S608 - only our own constant
 )
 
-# The hosts of some buckets, by their index, and no others; of a small farm PostgreSQL reads all hosts instead.
-_OF_BUCKETS = text(
+# The hosts of some buckets, by their index, and no others. Of a small farm PostgreSQL would rather read all hosts, and
+# compute the bucket of each.
+_OF_BUCKETS = prepared(
     f"""
+    {PLANNED_ONCE}
     SELECT {_COLUMNS.format(wanted="true")}
     FROM (SELECT * FROM host WHERE {bucket("pk_host")} = ANY(CAST(:buckets AS integer[])) OFFSET 0) h
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
@@ -119,8 +121,8 @@ def fetch_buckets(
     connection: Connection, facility_ids: Collection[str], staleness: float, buckets: Collection[int]
 ) -> list[Host]:
     """The hosts of these buckets in the facilities, whatever tags they carry. It costs as much as these hosts, however
-    many others there are. One statement."""
-    parameters = {"facilities": sorted(facility_ids), "staleness": staleness, "buckets": sorted(buckets)}
+    many others there are. The rest of the transaction goes by indexes."""
+    parameters = {"facilities": texts(facility_ids), "staleness": staleness, "buckets": numbers(sorted(buckets))}
     return _hosts(connection.execute(_OF_BUCKETS, parameters))
 
 

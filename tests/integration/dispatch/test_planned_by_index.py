@@ -25,7 +25,7 @@ from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking
 from opencue_sched.store.backlog import fetch_layers, fetch_portions
-from opencue_sched.store.hosts import fetch_hosts_by_id
+from opencue_sched.store.hosts import fetch_buckets, fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema, upgrade
 from tests.kit.plans import plan
 from tests.kit.statements import counted_rows, rows_read
@@ -74,6 +74,7 @@ def read(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     """What passes read."""
     facts, layers, jobs = check_schema(connection), {proc.layer.id for proc in procs}, {proc.job.id for proc in procs}
     fetch_hosts_by_id(connection, [proc.host.id for proc in procs], 3600, planned_once=True)
+    fetch_buckets(connection, {proc.host.facility_id for proc in procs}, 3600, range(20))
     fetch_layers(connection, facts, facilities=None, layer_ids=layers, job_ids={*jobs, "gone"})
     booking.fetch_launch_details(connection, jobs, layers)
     fetch_portions(connection, facts, dict.fromkeys({*layers, "gone"}, 20), uncounted=[1])

@@ -86,3 +86,17 @@ def test_a_portion_reads_its_hosts_by_an_index_and_no_others(engine: Engine, far
         hosts = fetch_groups(connection, farm, ["general"], STALENESS, most=HOSTS // 100)
     assert len(hosts) == HOSTS // 100
     assert sum(read["host"]) < HOSTS / 10
+
+
+def test_a_small_farm_is_not_scanned_for_a_portion_either(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        ids = {farm.host(hostname_tag=False).id for _ in range(60)}
+        facility = farm.facility()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    portion = range(128)
+    with engine.connect() as connection, rows_read(connection) as read:
+        hosts = fetch_buckets(connection, [facility], STALENESS, portion)
+    assert {host.id for host in hosts} == of(portion, ids)
+    assert {table: read[table] for table in TABLES} == dict.fromkeys(TABLES, (0, len(hosts)))
