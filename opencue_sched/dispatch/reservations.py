@@ -29,7 +29,7 @@ from opencue_sched.placement.policies.reservations import RunningFrame, WideLaye
 from opencue_sched.settings import Settings
 from opencue_sched.store import reservations as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
-from opencue_sched.store.pending import fetch_shares, fetch_waiting_work
+from opencue_sched.store.pending import fetch_requirements, fetch_shares, fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -136,8 +136,7 @@ class _Run:
     def _wide_layers(self) -> dict[str, WideLayer]:
         """The wide layers that wait, with their blocked seconds now, by id. A layer that a cap keeps waiting reaches no
         host."""
-        window = self.settings.accounting.limit_settle_window_seconds
-        work = fetch_waiting_work(self.connection, self.facilities, self.facts, settle_window_seconds=window)
+        work = fetch_requirements(self.connection, self.facilities, self.facts)
         # A row of waiting work is one set of requirements that layers of a show have.
         if not (requirements := [row for row in work if row.why != Verdict.QUARANTINED]):
             return {}
@@ -154,18 +153,37 @@ class _Run:
 
         shares = fetch_shares(self.connection, {row.pk_show for row in requirements})
         left = cores_left(subscriptions([share for share in shares if share.burst_centicores > 0], self.in_use))
-        found: dict[str, tuple[Demand, int]] = {}
+        wide: list[tuple[Row[Any], Demand, int]] = []
         for row, its_tags in zip(requirements, tags_of, strict=True):
-            allocs = left[row.pk_show]
-            demand = Demand(row.pk_facility, search_of(row, its_tags), frozenset(allocs), 0)
+            demand = Demand(row.pk_facility, search_of(row, its_tags), frozenset(left[row.pk_show]), 0)
             if count := policy.hosts_of_a_wide_layer(demand, reached(its_tags)):
-                may_run = row.why == Verdict.BEHIND
-                open_allocs = frozenset(
-                    alloc_id for alloc_id, cores in allocs.items() if may_run and cores >= row.least_cores
-                )
-                found.update(dict.fromkeys(row.layers, (replace(demand, alloc_ids=open_allocs), count)))
+                wide.append((row, demand, count))
+        kept_by_a_cap = self._kept_by_a_cap([row for row, _, _ in wide])
+        found: dict[str, tuple[Demand, int]] = {}
+        for row, demand, count in wide:
+            allocs = left[row.pk_show]
+            open_allocs = frozenset(alloc_id for alloc_id, cores in allocs.items() if cores >= row.least_cores)
+            for layer_id in row.layers:
+                may_use = frozenset[str]() if layer_id in kept_by_a_cap else open_allocs
+                found[layer_id] = replace(demand, alloc_ids=may_use), count
         layers = store.fetch_layers(self.connection, found.keys())
         return {layer.pk_layer: self._with_blocked_seconds(layer, *found[layer.pk_layer]) for layer in layers}
+
+    def _kept_by_a_cap(self, wide: Sequence[Row[Any]]) -> frozenset[str]:
+        """The layers, out of those of these requirements, that a cap keeps waiting. What runs is summed of their jobs
+        alone, unless a folder of theirs has a cap, which all its jobs share."""
+        if not wide:
+            return frozenset()
+        job_ids = None if any(row.in_capped_folder for row in wide) else {job_id for row in wide for job_id in row.jobs}
+        work = fetch_waiting_work(
+            self.connection,
+            self.facilities,
+            self.facts,
+            settle_window_seconds=self.settings.accounting.limit_settle_window_seconds,
+            layer_ids=[layer_id for row in wide for layer_id in row.layers],
+            job_ids=job_ids,
+        )
+        return frozenset(layer_id for row in work if row.why != Verdict.BEHIND for layer_id in row.layers)
 
     def _with_blocked_seconds(self, row: Row[Any], demand: Demand, hosts: int) -> WideLayer:
         blocked_seconds = policy.blocked_after(

@@ -8,12 +8,13 @@ Procs of a fraction of a core count as one core each.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import INT_MAX
+from opencue_sched.store.arrays import texts
 from opencue_sched.store.limit_types import MOST, TERMS
 from opencue_sched.store.limits import limit_use
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -68,9 +69,16 @@ _SHARES = text(
 )
 
 # All that waits, whether or not passes get that far, by what it needs of a host, in one statement. Once in a while: it
-# sums what runs of every job. A layer that a cap of its own keeps waiting could not run wherever there is a host.
+# sums what runs of every job, or of those in ``jobs``. A layer that a cap of its own keeps waiting could not run
+# wherever there is a host.
 _WAITING_WORK = f"""
-    WITH used AS MATERIALIZED (SELECT p.pk_job, {USED} FROM proc p GROUP BY p.pk_job),
+    WITH used AS MATERIALIZED (
+        SELECT p.pk_job, {USED}
+        FROM proc p
+        WHERE CAST(:use AS boolean)
+          AND (CAST(:jobs AS varchar[]) IS NULL OR p.pk_job = ANY(CAST(:jobs AS varchar[])))
+        GROUP BY p.pk_job
+    ),
     folder_used AS MATERIALIZED (
         SELECT j.pk_folder, sum(used.cores) AS cores, sum(used.gpus) AS gpus
         FROM used JOIN job j USING (pk_job)
@@ -91,10 +99,11 @@ _WAITING_WORK = f"""
                      AND l.int_gpus_min > r.int_max_gpus - COALESCE(used.gpus, 0) THEN 'over_job_gpus'
                 WHEN f.int_max_gpus > 0 AND l.int_gpus_min > 0
                      AND l.int_gpus_min > f.int_max_gpus - COALESCE(folder_used.gpus, 0) THEN 'over_folder_gpus'
-                WHEN l.pk_layer IN (
+                WHEN CAST(:use AS boolean) AND l.pk_layer IN (
                     SELECT ll.pk_layer FROM layer_limit ll JOIN full_limits ON full_limits.id = ll.pk_limit_record
                 ) THEN 'over_limit'
                 ELSE 'behind' END AS why,
+           bool_or(COALESCE(f.int_max_cores > 0 OR f.int_max_gpus > 0, false)) AS in_capped_folder,
            CAST(sum(ls.int_waiting_count) AS bigint) AS frames, array_agg(l.pk_layer) AS layers,
            array_agg(l.pk_job) AS jobs, array_agg(ls.int_waiting_count) AS waiting
     FROM layer_stat ls JOIN layer l USING (pk_layer) JOIN job j ON j.pk_job = ls.pk_job JOIN show s USING (pk_show)
@@ -103,7 +112,7 @@ _WAITING_WORK = f"""
     LEFT JOIN folder_resource f USING (pk_folder) LEFT JOIN folder_used USING (pk_folder)
     WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
-      AND (NOT CAST(:gpus AS boolean) OR l.int_gpus_min > 0 OR l.int_gpu_mem_min > 0)
+      AND (CAST(:layers AS varchar[]) IS NULL OR ls.pk_layer = ANY(CAST(:layers AS varchar[])))
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 """  # noqa: S608 - only our own constants
 
@@ -114,20 +123,39 @@ def fetch_waiting_work(
     facts: SchemaFacts,
     *,
     settle_window_seconds: float,
-    gpus: bool = False,
+    layer_ids: Collection[str] | None = None,
+    job_ids: Collection[str] | None = None,
 ) -> Sequence[Row[Any]]:
-    """All work that passes may look at, in ``facilities`` or everywhere, or that of layers that need ``gpus``: by
-    facility, show, OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one
-    frame)
-    and ``why`` it waits the ``frames``, and of their ``layers`` the ids, the ``jobs`` and how many are ``waiting``.
+    """All work that passes may look at, in ``facilities`` or everywhere, or that of these layers: by facility, show,
+    OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one frame) and
+    ``why`` it waits the ``frames``, whether any is ``in_capped_folder``, and of their ``layers`` the ids, the ``jobs``
+    and how many are ``waiting``.
 
     ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
     too little headroom for one of them, else behind. Under a limit that is held by as many machines as may, those that
-    hold it take more all the same: passes look at such layers. ``settle_window_seconds``: see store/limits.py.
+    hold it take more all the same: passes look at such layers. ``settle_window_seconds``: see store/limits.py. What
+    runs is summed of ``job_ids`` alone where these are given: all jobs of the layers and of capped folders of theirs.
     """
+    jobs, layers = (None if ids is None else texts(ids) for ids in (job_ids, layer_ids))
+    wanted = {"use": True, "jobs": jobs, "layers": layers, "settle_window": settle_window_seconds}
+    return _waiting_work(connection, facilities, facts, wanted)
+
+
+def fetch_requirements(
+    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
+) -> Sequence[Row[Any]]:
+    """The same of all work, as if nothing ran: no proc is read for it."""
+    return _waiting_work(
+        connection, facilities, facts, {"use": False, "jobs": None, "layers": None, "settle_window": 0}
+    )
+
+
+def _waiting_work(
+    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, wanted: Mapping[str, object]
+) -> Sequence[Row[Any]]:
     template = _WAITING_WORK.replace("{limit_use}", limit_use(connection))
-    parameters = {"facilities": facilities, "gpus": gpus, "settle_window": settle_window_seconds}
-    return connection.execute(with_start_after(template, facts.has_start_after), parameters).all()
+    statement = with_start_after(template, facts.has_start_after)
+    return connection.execute(statement, {"facilities": facilities, **wanted}).all()
 
 
 def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None) -> Sequence[Row[Any]]:

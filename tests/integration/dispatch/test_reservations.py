@@ -17,6 +17,7 @@ from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, live_use
 from tests.kit.limits import has_types, report_held, set_type
+from tests.kit.statements import rows_read
 from tests.kit.wide_farm import WideFarm, with_queue
 
 
@@ -36,6 +37,21 @@ def test_a_wide_layer_is_blocked_while_it_waits_and_a_narrow_one_never(farm: Wid
     farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '1 hour'")
     farm.keep()
     assert farm.blocked_seconds() == 100 + LONGEST_ELAPSED_SECONDS, "no task looked"
+
+
+def test_what_jobs_without_a_wide_layer_run_is_not_read(farm: WideFarm, engine: Engine) -> None:
+    with engine.begin() as connection:
+        host = Farm(connection).host(name="large", cores=40, memory_gb=600)
+    rows = []
+    for frames in (0, 400):
+        if frames:
+            with engine.begin() as connection:
+                busy = Farm(connection)
+                busy.run(busy.job([LayerSpec(frames=frames)]).frames, host, cores=0.1)
+        with rows_read(engine) as read:
+            farm.keep()
+        rows.append(sum(read))
+    assert rows[1] - rows[0] < 100
 
 
 def test_blocked_seconds_halve_when_a_frame_was_placed_whether_or_not_it_runs_still(farm: WideFarm) -> None:
