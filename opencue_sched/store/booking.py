@@ -99,7 +99,7 @@ _READ_LOCKED = f"""
            h.int_gpu_mem_idle AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
     FROM host h JOIN host_stat s USING (pk_host)
-    LEFT JOIN ({HELD}) held USING (pk_host)
+    LEFT JOIN {HELD} ON true
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
 """  # noqa: S608 - only our own constants
 _LOCK_HOSTS = prepared(

@@ -56,7 +56,7 @@ _OF_TAGS = text(
     f"""
     SELECT {_COLUMNS.format(wanted="true")}
     FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
-    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    LEFT JOIN {HELD} ON true
     WHERE {MAY_TAKE_FRAMES}
       AND a.pk_facility = :facility_id
       AND h.pk_host IN (
@@ -76,7 +76,7 @@ _OF_BUCKETS = prepared(
     FROM (SELECT * FROM host WHERE {bucket("pk_host")} = ANY(CAST(:buckets AS integer[])) OFFSET 0) h
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
-    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    LEFT JOIN {HELD} ON true
     WHERE {MAY_TAKE_FRAMES} AND a.pk_facility = ANY(CAST(:facilities AS varchar[]))
     """  # noqa: S608 - only our own constants
 )
@@ -87,7 +87,7 @@ _BY_ID = f"""
     JOIN {row_of("host", "h", "pk_host = named.pk_host")} ON true
     JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     JOIN {row_of("alloc", "a", "pk_alloc = h.pk_alloc")} ON true
-    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    LEFT JOIN {HELD} ON true
     WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
 _BY_ID_ONCE = prepared(PLANNED_ONCE + _BY_ID)

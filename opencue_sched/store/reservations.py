@@ -28,16 +28,19 @@ MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
 LOCKED_CENTICORES = """coalesce((
         SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
 """The centicores of a host ``h`` that are locked on its RQD: frames have so many fewer."""
-HELD = """
-    SELECT hold.pk_host, hold.pk_layer,
-           json_build_array(hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
-                            CAST(extract(epoch FROM hold.until) AS double precision),
-                            CAST(extract(epoch FROM hold.free_at) AS double precision),
-                            job.str_name || '/' || layer.str_name) AS hold
-    FROM opencue_sched_hold hold JOIN layer USING (pk_layer) JOIN job ON job.pk_job = hold.pk_job
-    WHERE hold.until > clock_timestamp()
-"""
-"""The reservations that count, to be joined with hosts: ``hold`` has the fields of Reservation."""
+HELD = """LATERAL (
+        SELECT hold.pk_layer, json_build_array(
+                   hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
+                   CAST(extract(epoch FROM hold.until) AS double precision),
+                   CAST(extract(epoch FROM hold.free_at) AS double precision),
+                   job.str_name || '/' || layer.str_name) AS hold
+        FROM opencue_sched_hold hold
+        JOIN layer ON layer.pk_layer = hold.pk_layer
+        JOIN job ON job.pk_job = hold.pk_job
+        WHERE hold.pk_host = h.pk_host AND hold.until > clock_timestamp()
+        OFFSET 0) held"""
+"""The reservation that counts of a host ``h`` before it, to be joined: ``hold`` has the fields of Reservation. It is
+looked up host by host: of all hosts that are reserved a few are asked for."""
 HOLD_COLUMNS = "held.pk_layer AS hold_layer, held.hold"
 """The columns that reservation_of reads, where HELD is joined as ``held``."""
 

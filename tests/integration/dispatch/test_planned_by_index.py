@@ -217,3 +217,29 @@ def test_locking_frames_reads_no_more_than_these_and_their_layers(engine: Engine
     # Then nothing else is read but what says whether they may start
     assert (len(frames), len(layers)) == (200, 200)
     assert rows[0] < 5 * 200
+
+
+def test_locking_hosts_reads_no_more_than_their_own_reservations(engine: Engine) -> None:
+    # Given thirty hosts that are reserved
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        hosts = [farm.host(hostname_tag=False).id for _ in range(30)]
+        job = farm.job([LayerSpec()])
+        connection.execute(
+            text(
+                "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until)"
+                " SELECT unnest(CAST(:hosts AS varchar[])), :layer, :job, 1, 1, 0, now() + interval '1 hour'"
+            ),
+            {"hosts": hosts, "layer": job.layers[0].id, "job": job.id},
+        )
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    # When three of them are locked
+    with engine.begin() as connection:
+        booking.set_timeouts(connection, statement=60, lock=60, idle=60, whole=60)
+        before = counted_rows(connection)
+        locked = booking.lock_hosts(connection, hosts[:3], wait_seconds=60)
+        read = counted_rows(connection) - before
+    # Then the others are not looked at
+    assert [row.hold_layer for row in locked.values()] == [job.layers[0].id] * 3
+    assert read < 30
