@@ -22,6 +22,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.holds import hold_hosts
+from benchmarks.chaos.licences import TIME_TO_LIVE_SECONDS, LicenceServers
 from benchmarks.chaos.load import Cap, Load
 from benchmarks.chaos.lost_notices import drop_notices, tell_again
 from benchmarks.chaos.silent_changes import change_silently
@@ -32,7 +33,6 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
-from opencue_sched.settings import Accounting
 
 log = structlog.get_logger(__name__)
 
@@ -74,11 +74,12 @@ class Fault:
 class Faults:
     """Injects one fault at a time into ``site``. ``injected`` lists them."""
 
-    def __init__(self, site: Site, load: Load, chance: random.Random) -> None:
+    def __init__(self, site: Site, load: Load, servers: LicenceServers, chance: random.Random) -> None:
         self.injected: list[Fault] = []
         self.flips = self.flips_interrupted = 0
         self._site = site
         self._load = load
+        self._servers = servers
         self._chance = chance
         self._flipper: threading.Thread | None = None
         self._changed_caps: set[tuple[str, ...]] = set()
@@ -87,7 +88,7 @@ class Faults:
         self._in_vain = False
         self._closing = threading.Event()
         self._client = guarded_redis(site.settings.redis_dsn, site.settings)
-        self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips", accounting=Accounting())
+        self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips", accounting=site.settings.accounting)
         # kind -> (share, how). Losing a store takes the fleet several seconds each time, so it is rarer.
         self._kinds: dict[str, tuple[float, Callable[[], str | None]]] = {
             "worker killed": (4, self._kill("worker")),
@@ -119,6 +120,7 @@ class Faults:
             "cap raised": (4, lambda: self._change_cap(_HIGHER)),
             "show flipped": (2, self._flip_show),
             "hosts held": (4, self._hold_hosts),
+            "licence servers silent": (1.5, self._silence_servers),
         }
 
     @property
@@ -352,6 +354,12 @@ class Faults:
             self._site.agenda.later(0.5, lambda: self._restore_cap(cap, identity))
         else:
             self._changed_caps.discard(identity)
+
+    def _silence_servers(self) -> str:
+        """Sometimes until their reports are too old, and the limits open."""
+        seconds = self._chance.uniform(2.0, 1.5 * TIME_TO_LIVE_SECONDS)
+        self._servers.fall_silent(seconds)
+        return f"for {seconds:.1f} s"
 
     def _flip_show(self) -> str | None:
         if self._flipper is not None and self._flipper.is_alive():

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.chaos.verdict import ChaosReport
 
-_APART = ("by_kind", "violations", "starts_failed", "log_errors")
+_APART = ("by_kind", "violations", "starts_failed", "log_errors", "licences_judged")
 
 
 def show_chaos(report: ChaosReport, console: Console | None = None) -> None:
@@ -26,7 +26,7 @@ def show_chaos(report: ChaosReport, console: Console | None = None) -> None:
     for name, value in report.as_dict().items():
         if name not in _APART:
             figures.add_row(name.replace("_", " "), str(value))
-    for name in ("starts_failed", "log_errors"):
+    for name in ("starts_failed", "log_errors", "licences_judged"):
         for event, count in getattr(report, name).items():
             figures.add_row(f"{name.replace('_', ' ')}: {event}", str(count))
     console.print(figures)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from benchmarks.chaos.licences import LICENCES, become
 from benchmarks.chaos.site import ALLOCS
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
@@ -21,14 +22,14 @@ WAITING_FRAMES = 120
 BURSTS = {"alpha": (16, 10), "beta": (12, 12), "gamma": (18, 6)}
 FOLDER_CAPS = {"alpha": 20, "beta": 14, "gamma": 16}
 SHOTS_CAP = 7
-LIMITS = {"nuke": 4, "houdini": 6}
 JOB_CAPS = (-1, 3, 5, 8, 12)
 # GPUs, of which there are more on hosts than any cap allows.
 FOLDER_GPUS, SHOTS_GPUS = 4, 2
 JOB_GPUS = (-1, 1, 2, 3)
 WITH_GPUS = 0.15
 # More layers with a licence than the licences can serve would in time leave only such work, and no other cap in use.
-LICENSED = 0.1
+# A machine with a licence runs many such frames.
+LICENSED = {"FRAME": 0.06, "HOST": 0.15}
 
 _WAITING = text(
     "SELECT j.pk_show, count(*) AS jobs, coalesce(sum(s.int_waiting_count + s.int_depend_count), 0) AS waiting "
@@ -38,7 +39,8 @@ _WAITING = text(
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A cap that may be changed: its row, and what it is when nobody meddles. Centicores, GPUs; a limit's in frames."""
+    """A cap that may be changed: its row, and what it is when nobody meddles. Centicores, GPUs; a limit's in frames or
+    machines."""
 
     kind: str
     table: str
@@ -66,17 +68,20 @@ class Load:
     caps: list[Cap] = field(default_factory=list)
     jobs: int = 0
     _shots: dict[str, str] = field(default_factory=dict)
-    _limits: list[str] = field(default_factory=list)
+    _limits: dict[str, float] = field(default_factory=dict)
 
     def plant(self) -> None:
         """Shows, subscriptions, folders and limits, without work."""
         with self.engine.begin() as connection:
             farm = Farm(connection)
             allocs = [farm.alloc(tag) for tag in ALLOCS]
-            for name, limit in LIMITS.items():
-                limit_id = farm.limit(name, limit)
-                self._limits.append(limit_id)
-                self.caps.append(Cap("limit", "limit_record", "int_max_value", {"pk_limit_record": limit_id}, limit))
+            for licence in LICENCES:
+                limit_id = farm.limit(licence.name, licence.maximum)
+                become(connection, licence, limit_id)
+                self._limits[limit_id] = LICENSED[licence.counts]
+                where = {"pk_limit_record": limit_id}
+                if licence.changes:
+                    self.caps.append(Cap("limit", "limit_record", "int_max_value", where, licence.maximum))
             for name in BURSTS:
                 self._plant_show(farm, name, allocs)
 
@@ -136,7 +141,7 @@ class Load:
             cores=chance.choice((0.5, 1, 1, 1, 2, 2, 3)),
             gpus=int(chance.random() < WITH_GPUS),
             tags=chance.choice((*ALLOCS, " | ".join(ALLOCS))),
-            limits=[limit for limit in self._limits if chance.random() < LICENSED],
+            limits=[limit for limit, share in self._limits.items() if chance.random() < share],
         )
 
     def job_caps(self) -> list[Cap]:

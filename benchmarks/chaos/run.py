@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.holds import against_holds
+from benchmarks.chaos.licences import LicenceServers
 from benchmarks.chaos.load import WAITING_FRAMES, Load
 from benchmarks.chaos.silent_changes import too_small
 from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
@@ -93,7 +94,8 @@ class _Run:
         self._load = Load(here.engine, random.Random(f"{plan.seed}:load"), waiting_frames=plan.waiting_frames)
         self._load.plant()
         self._chance = random.Random(f"{plan.seed}:faults")
-        self._faults = Faults(here, self._load, self._chance)
+        self._servers = LicenceServers(here.engine, random.Random(f"{plan.seed}:licences"))
+        self._faults = Faults(here, self._load, self._servers, self._chance)
         self._witness = Witness(here.settings.sqlalchemy_url)
         self._began = time.monotonic()
         self._next_refill = self._next_progress = 0.0
@@ -122,6 +124,7 @@ class _Run:
         began = time.monotonic()
         self._until(self._site.crew.all_ready, _READY_SECONDS, "the processes being up again")
         self._site.behave(run_seconds=(3600.0, 3600.0))
+        self._servers.at_rest = True
         self._until(lambda: not self._placeable(), _REST_SECONDS, "no frame waits in vain", self._placeable)
         self._until(lambda: self._unchanged_for(_STILL_SECONDS), _REST_SECONDS, "procs that do not change")
         self._until(self._audit_passes, _REST_SECONDS, "an audit that passes at rest", explain=self._audit_lines)
@@ -172,6 +175,8 @@ class _Run:
             self._named("with too little memory", too_small(connection))
             self._named("results", verdict.results_counted_wrongly(connection, farms))
         self._named("over a cap", [str(excess) for excess in witness.violations])
+        self._named("over a licence", [str(booking) for booking in witness.forbidden])
+        report.licence_reports, report.licences_judged = self._servers.reports, dict(witness.judged)
         self._named("processes that fell", self._site.crew.fell)
         self._named("damage to RQD", [line for farm in farms for line in farm.violations()])
 
@@ -221,6 +226,7 @@ class _Run:
         now = time.monotonic()
         self._site.agenda.run_due()
         self._site.crew.tend()
+        self._servers.tend()
         if self._refilling and now >= self._next_refill:
             self._next_refill = now + _REFILL_SECONDS
             self._load.refill()
@@ -229,7 +235,8 @@ class _Run:
             witness = self._witness
             self._progress.print(
                 f"{self._clock()}  {witness.procs} procs, {witness.centicores // 100} cores; {len(witness.booked)} "
-                f"booked, {len(self._faults.injected)} faults, {len(witness.violations)} over a cap"
+                f"booked, {len(self._faults.injected)} faults, "
+                f"{len(witness.violations)} over a cap, {len(witness.forbidden)} over a licence"
             )
 
     def _clock(self) -> str:

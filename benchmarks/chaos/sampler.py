@@ -26,16 +26,19 @@ from typing import Any
 
 import psycopg2
 
+from benchmarks.chaos.seats import SEATS, Seated, SeatJudge
+
 SAMPLES_PER_SECOND = 40.0
 WRITE_SECONDS = 0.5
 URL_VARIABLE = "OPENCUE_SCHED_CHAOS_DATABASE"
 _AHEAD = 5
 
-# Cores in centicores; GPUs; limits in frames. A cap of -1 or 0 of a folder or job is none, as in OpenCue.
-_SAMPLE = """
+# Cores in centicores; GPUs; limits in frames, where they are no more than that (seats.py looks at the others). A cap of
+# -1 or 0 of a folder or job is none, as in OpenCue.
+_SAMPLE = f"""
 WITH procs AS (
     SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,
-           p.pk_job,
+           p.pk_job, p.pk_host, extract(epoch FROM p.ts_dispatched)::float8 AS started,
            ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
            extract(epoch FROM coalesce(
                CASE WHEN p.ts_ping = p.ts_booked AND p.int_mem_reserved = p.int_mem_pre_reserved
@@ -59,10 +62,12 @@ WITH procs AS (
     FROM job_resource r JOIN job USING (pk_job) WHERE job.str_state = 'PENDING'
     UNION ALL
     SELECT 'limit:' || pk_limit_record, int_max_value, pg_xact_commit_timestamp(xmin) FROM limit_record
+    WHERE str_type = 'FRAME' AND ts_reported IS NULL
 )
 SELECT (SELECT coalesce(json_agg(procs), '[]') FROM procs),
-       (SELECT coalesce(json_agg(json_build_array(vertex, cap, extract(epoch FROM at)::float8)), '[]') FROM caps)
-"""
+       (SELECT coalesce(json_agg(json_build_array(vertex, cap, extract(epoch FROM at)::float8)), '[]') FROM caps),
+       ({SEATS})
+"""  # noqa: S608 - only our own constant
 
 Cap = float
 _NONE = float("inf")
@@ -151,12 +156,29 @@ class Judge:
             self.violations.append(Excess(vertex, proc.id, held, cap, late, proc.committed))
 
 
-def _take_sample(cursor: Any) -> tuple[list[Held], list[tuple[str, Cap, float]]]:
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What one statement saw."""
+
+    procs: list[Held]
+    caps: list[tuple[str, Cap, float]]
+    seated: list[Seated]
+    limits: list[Mapping[str, Any]]
+
+
+def _take_sample(cursor: Any) -> _Sample:
     cursor.execute(_SAMPLE)
-    procs, caps = cursor.fetchone()
-    return (
+    procs, caps, limits = cursor.fetchone()
+    seated = [
+        Seated(row["pk_proc"], row["pk_host"], frozenset(row["limits"]), row["started"], row["committed"])
+        for row in procs
+        if row["limits"]
+    ]
+    return _Sample(
         [Held.read(row) for row in procs],
         [(vertex, _NONE if cap is None else float(cap), float(at or 0)) for vertex, cap, at in caps],
+        seated,
+        limits,
     )
 
 
@@ -165,16 +187,19 @@ class _Told:
     """What the next output line says."""
 
     judge: Judge
+    seats: SeatJudge
     samples: list[float] = field(default_factory=list)
     booked: list[float] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     procs: int = 0
     centicores: int = 0
     violations_told: int = 0
+    forbidden_told: int = 0
 
-    def add(self, procs: list[Held], caps: list[tuple[str, Cap, float]]) -> None:
+    def add(self, sample: _Sample) -> None:
         self.samples.append(time.time())
-        new = self.judge.look(procs, caps)
+        procs, new = sample.procs, self.judge.look(sample.procs, sample.caps)
+        self.seats.look(sample.seated, sample.limits, self.samples[-1])
         self.booked += [proc.committed for proc in new]
         self.ids += [proc.id for proc in new]
         self.procs, self.centicores = len(procs), sum(next(iter(proc.takes.values())) for proc in procs)
@@ -188,7 +213,10 @@ class _Told:
             "procs": self.procs,
             "centicores": self.centicores,
             "violations": [asdict(excess) for excess in judge.violations[self.violations_told :]],
+            "forbidden": [asdict(booking) for booking in self.seats.forbidden[self.forbidden_told :]],
+            "judged": self.seats.judged,
         }
+        self.forbidden_told = len(self.seats.forbidden)
         self.violations_told = len(judge.violations)
         self.samples, self.booked, self.ids = [], [], []
         sys.stdout.write(json.dumps(line) + "\n")
@@ -216,7 +244,7 @@ def main() -> int:
     """Sample until standard input is closed, and once more then."""
     _go_first()
     url = os.environ[URL_VARIABLE]
-    told = _Told(Judge())
+    told = _Told(Judge(), SeatJudge())
     connection: Any = None
     period = 1.0 / SAMPLES_PER_SECOND
     next_sample = next_write = time.monotonic()
@@ -225,7 +253,7 @@ def main() -> int:
         try:
             connection = connection or _connect(url)
             with connection.cursor() as cursor:
-                told.add(*_take_sample(cursor))
+                told.add(_take_sample(cursor))
         except psycopg2.ProgrammingError:
             raise
         except psycopg2.Error:
@@ -239,7 +267,7 @@ def main() -> int:
             told.write()
     if connection is not None:
         with contextlib.closing(connection), connection.cursor() as cursor:
-            told.add(*_take_sample(cursor))
+            told.add(_take_sample(cursor))
     told.write()
     return 0
 

@@ -21,7 +21,8 @@ _JOBS = text(
     SELECT j.pk_job, l.pk_layer, l.int_mem_min, j.str_name || '/' || l.str_name AS name,
            (SELECT min(pk_folder) FROM folder f
             WHERE f.pk_show = j.pk_show AND f.pk_folder <> j.pk_folder) AS folder_id,
-           (SELECT min(pk_limit_record) FROM limit_record) AS limit_id,
+           (SELECT pk_limit_record FROM limit_record
+            ORDER BY md5(l.pk_layer || pk_limit_record) LIMIT 1) AS limit_id,
            EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS limited
     FROM layer_stat s JOIN layer l USING (pk_layer) JOIN job j ON j.pk_job = l.pk_job
     WHERE s.int_waiting_count > 0 AND j.str_state = 'PENDING'

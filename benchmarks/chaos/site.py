@@ -22,6 +22,7 @@ import redis
 from sqlalchemy import Engine
 
 from benchmarks.chaos import holds, silent_changes
+from benchmarks.chaos.licences import SETTLE_WINDOW_SECONDS
 from benchmarks.chaos.sampler import URL_VARIABLE
 from benchmarks.workbench import environment_of
 from opencue_sched.clients.postgres import make_engine
@@ -42,10 +43,12 @@ RUN_SECONDS = (0.2, 1.0)
 FAILURE_RATIO = 0.02
 # Between two reports of a host.
 REPORT_SECONDS = (0.5, 1.0)
+COMMIT_DEADLINE_SECONDS = 2.0
 
 # Ages as short as the rules among them allow, so that each kind of recovery fits into the run many times.
 ENVIRONMENT = {
-    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
+    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": str(COMMIT_DEADLINE_SECONDS),
+    "OPENCUE_SCHED_ACCOUNTING__LIMIT_SETTLE_WINDOW_SECONDS": str(SETTLE_WINDOW_SECONDS),
     "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3s",
     "OPENCUE_SCHED_ACCOUNTING__LIMIT_RESEED_INTERVAL_SECONDS": "10s",
     "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "3s",
@@ -155,6 +158,8 @@ class Witness:
         self.booked: list[float] = []
         self.seen: set[str] = set()
         self.violations: list[dict[str, Any]] = []
+        self.forbidden: list[dict[str, Any]] = []
+        self.judged: dict[str, int] = {}
         self.procs = self.centicores = 0
         self.began = self.ended = time.time()
         url = database_url.replace("+psycopg2", "")
@@ -179,6 +184,8 @@ class Witness:
             self.booked += said["booked"]
             self.seen.update(said["ids"])
             self.violations += said["violations"]
+            self.forbidden += said["forbidden"]
+            self.judged = said["judged"]
             self.procs, self.centicores = said["procs"], said["centicores"]
 
     @property

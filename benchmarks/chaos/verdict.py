@@ -15,10 +15,15 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from benchmarks.chaos.faults import Fault
+from benchmarks.chaos.licences import SETTLE_WINDOW_SECONDS
+from benchmarks.chaos.site import COMMIT_DEADLINE_SECONDS
 from opencue_sched.embedded.rqds.simulated_host import FrameRun
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 
 NAMED = 10
+
+# A frame is booked at most a commit deadline before it starts.
+_COUNTS_SECONDS = SETTLE_WINDOW_SECONDS + COMMIT_DEADLINE_SECONDS
 
 _OF_ONE_TASK = re.compile(r"\[[0-9a-f-]{36}\].*", re.DOTALL)
 
@@ -42,6 +47,9 @@ _SUCCESSES = text("SELECT coalesce(sum(int_frame_success_count), 0) FROM job_usa
 _SUCCEEDED = text("SELECT pk_frame FROM frame WHERE str_state = 'SUCCEEDED'")
 
 # A layer takes whole cores, as many as its minimum rounded up. In the order show, job, folder, limits, subscription.
+# A limit of machines that is full for one host is open for another: for those that hold it, and where more do than may
+# for the first of them, as many as may. ``counts_seconds``: what started later than this before a licence server was
+# asked counts beside its report.
 _PLACEABLE = text(
     """
     WITH wanted AS (
@@ -54,6 +62,38 @@ _PLACEABLE = text(
         SELECT p.pk_proc, p.pk_job, p.pk_show, p.pk_layer, j.pk_folder, h.pk_alloc, p.int_cores_reserved AS cores,
                p.int_gpus_reserved AS gpus
         FROM proc p JOIN job j USING (pk_job) JOIN host h USING (pk_host)
+    ), limits AS (
+        SELECT pk_limit_record, str_type = 'HOST' AS counts_machines, int_max_value AS most,
+               ts_reported - make_interval(secs => :counts_seconds) AS shown_until
+        FROM limit_record
+    ), running AS (
+        SELECT ll.pk_limit_record, p.pk_host, coalesce(p.ts_dispatched > l.shown_until, true) AS counts
+        FROM proc p JOIN layer_limit ll USING (pk_layer) JOIN limits l USING (pk_limit_record)
+    ), reported AS (
+        SELECT held.pk_limit_record, coalesce(h.pk_host, held.str_reported_name) AS machine, held.int_tokens
+        FROM limit_host held LEFT JOIN host h
+          ON lower(h.str_name) = split_part(lower(held.str_reported_name), '.', 1)
+    ), machines AS (
+        SELECT pk_limit_record, machine, bool_or(counts) AS counts, bool_or(ours) AS ours
+        FROM (SELECT pk_limit_record, pk_host AS machine, counts, true AS ours FROM running
+              UNION ALL SELECT pk_limit_record, machine, true, false FROM reported) holding
+        GROUP BY pk_limit_record, machine
+    ), full_limits AS (
+        SELECT *, most - used AS left_over FROM (
+            SELECT l.*, CASE WHEN counts_machines
+                THEN (SELECT count(*) FROM machines m WHERE m.pk_limit_record = l.pk_limit_record AND counts)
+                ELSE (SELECT count(*) FROM running r WHERE r.pk_limit_record = l.pk_limit_record AND counts)
+                     + (SELECT coalesce(sum(int_tokens), 0) FROM reported r
+                        WHERE r.pk_limit_record = l.pk_limit_record) END AS used
+            FROM limits l) counted
+        WHERE used >= most
+    ), still_open AS (
+        SELECT pk_limit_record, machine FROM (
+            SELECT m.*, l.left_over, count(*) FILTER (WHERE counts AND ours) OVER of_limit AS many,
+                   count(*) FILTER (WHERE counts AND ours) OVER (of_limit ORDER BY machine COLLATE "C") AS number
+            FROM machines m JOIN full_limits l USING (pk_limit_record) WHERE l.counts_machines
+            WINDOW of_limit AS (PARTITION BY pk_limit_record)) in_order
+        WHERE left_over >= 0 OR (counts AND ours AND number <= many + left_over)
     )
     SELECT w.name FROM wanted w JOIN job_resource r USING (pk_job) JOIN folder_resource f USING (pk_folder)
     WHERE (r.int_max_cores <= 0 OR r.int_max_cores >= w.cores
@@ -65,11 +105,8 @@ _PLACEABLE = text(
       AND (w.gpus = 0 OR f.int_max_gpus <= 0 OR f.int_max_gpus >= w.gpus
            + (SELECT coalesce(sum(gpus), 0) FROM used WHERE used.pk_folder = w.pk_folder))
       AND NOT EXISTS (
-          SELECT FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
-          WHERE ll.pk_layer = w.pk_layer AND int_max_value <= (
-              SELECT count(*) FROM used
-              WHERE pk_layer IN (SELECT pk_layer FROM layer_limit theirs
-                                 WHERE theirs.pk_limit_record = ll.pk_limit_record)))
+          SELECT FROM layer_limit ll JOIN full_limits l USING (pk_limit_record)
+          WHERE ll.pk_layer = w.pk_layer AND NOT l.counts_machines)
       AND EXISTS (
           SELECT FROM host h JOIN host_stat USING (pk_host)
           JOIN subscription s ON s.pk_alloc = h.pk_alloc AND s.pk_show = w.pk_show
@@ -78,6 +115,11 @@ _PLACEABLE = text(
             AND string_to_array(h.str_tags, ' ') && w.tags
             AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host
                             AND hold.pk_layer <> w.pk_layer AND hold.until > now())
+            AND NOT EXISTS (
+                SELECT FROM layer_limit ll JOIN full_limits l USING (pk_limit_record)
+                WHERE ll.pk_layer = w.pk_layer AND l.counts_machines
+                  AND NOT EXISTS (SELECT FROM still_open o
+                                  WHERE o.pk_limit_record = l.pk_limit_record AND o.machine = h.pk_host))
             AND s.int_burst >= w.cores + (SELECT coalesce(sum(cores), 0) FROM used
                                           WHERE used.pk_show = w.pk_show AND used.pk_alloc = h.pk_alloc))
     ORDER BY w.name
@@ -123,6 +165,8 @@ class ChaosReport:
     longest_overlap: float = 0.0
     seconds_to_quiescence: float = 0.0
     audited_procs: int = 0
+    licence_reports: int = 0
+    licences_judged: dict[str, int] = field(default_factory=dict)
     starts_failed: dict[str, int] = field(default_factory=dict)
     log_errors: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -146,7 +190,7 @@ def unfinished(connection: Connection) -> list[str]:
 
 def placeable(connection: Connection) -> list[str]:
     """Layers whose frames wait although every cap and some host have room for one: at rest nobody may be among them."""
-    return list(connection.execute(_PLACEABLE).scalars())
+    return list(connection.execute(_PLACEABLE, {"counts_seconds": _COUNTS_SECONDS}).scalars())
 
 
 def results_counted_wrongly(connection: Connection, farms: Sequence[SimulatedFarm]) -> list[str]:

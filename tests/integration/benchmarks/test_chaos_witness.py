@@ -12,12 +12,14 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Engine, text
 
+from benchmarks.chaos.licences import Licence, become
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Witness
 from benchmarks.chaos.verdict import placeable, results_counted_wrongly, sample_figures, unfinished
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.servers.processes import ServiceFailed
+from tests.kit.limits import report
 from tests.kit.polling import eventually
 
 NAMES = itertools.count()
@@ -40,8 +42,8 @@ class Bookings:
             farm = Farm(connection, seed=next(NAMES))
             show = farm.show(f"show{next(NAMES)}", folder_max_cores=20)
             farm.subscription(show, farm.default_alloc(), size=20)
-            limit = farm.limit(f"limit{next(NAMES)}", 20)
-            layer = LayerSpec(frames=6, limits=[limit], gpus=1)
+            self.limit = farm.limit(f"limit{next(NAMES)}", 20)
+            layer = LayerSpec(frames=6, limits=[self.limit], gpus=1)
             self.job = farm.job([layer], show=show, name=f"{show.name}-job", max_cores=20)
             self.host = farm.host(name=f"host{next(NAMES)}", cores=8, gpus=8)
         self.where = {
@@ -50,7 +52,7 @@ class Bookings:
             "folder_gpus": ("folder_resource", "int_max_gpus", "pk_folder", self.job.folder_id),
             "job": ("job_resource", "int_max_cores", "pk_job", self.job.id),
             "job_gpus": ("job_resource", "int_max_gpus", "pk_job", self.job.id),
-            "limit": ("limit_record", "int_max_value", "pk_limit_record", limit),
+            "limit": ("limit_record", "int_max_value", "pk_limit_record", self.limit),
         }
         self._frames = iter(self.job.frames)
 
@@ -61,10 +63,25 @@ class Bookings:
         with self._engine.begin() as connection:
             connection.execute(statement, {"value": value * unit, "id": id_})
 
-    def book(self, *, meanwhile: tuple[str, int] | None = None) -> str:
+    def counts(self, what: str, most: int) -> None:
+        """The limit is of so many machines (HOST) or frames (FRAME)."""
+        with self._engine.begin() as connection:
+            become(connection, Licence("limit", what, most), self.limit)
+        self.cap("limit", most)
+
+    def report(self, *names: str) -> None:
+        """A licence server is asked now, and says that these hold the limit, with a token each."""
+        with self._engine.begin() as connection:
+            report(connection, self.limit, *names)
+
+    def another_host(self) -> HostIds:
+        with self._engine.begin() as connection:
+            return Farm(connection, seed=next(NAMES)).host(name=f"host{next(NAMES)}", cores=8, gpus=8)
+
+    def book(self, *, on: HostIds | None = None, meanwhile: tuple[str, int] | None = None) -> str:
         """Id of a new proc. ``meanwhile``: a cap changed by somebody else before the booking's COMMIT."""
         with self._engine.begin() as connection:
-            (proc_id,) = Farm(connection, seed=next(NAMES)).run([next(self._frames)], self.host, gpus=1)
+            (proc_id,) = Farm(connection, seed=next(NAMES)).run([next(self._frames)], on or self.host, gpus=1)
             if meanwhile is not None:
                 self.cap(*meanwhile)
         return proc_id
@@ -107,6 +124,35 @@ def test_one_booking_above_any_cap_is_a_violation(bookings, witness, vertices):
     assert all(violation["held"] > violation["cap"] for violation in witness.violations)
     assert witness.seen == set(procs)
     assert len(witness.booked) == 3
+
+
+def test_a_machine_too_many_is_forbidden_and_counted(bookings, witness):
+    elsewhere = bookings.another_host()
+    bookings.counts("HOST", 1)
+    look_again(witness)
+    bookings.book()
+    bookings.book()
+    look_again(witness)
+    assert witness.forbidden == []
+    late = bookings.book(on=elsewhere)
+    witness.stop()
+    assert {(booking["proc_id"], booking["use"]) for booking in witness.forbidden} == {(late, 1), ("", 2)}
+    assert witness.judged["bookings of machines"] == 3
+
+
+@pytest.mark.parametrize("counts", ["HOST", "FRAME"])
+def test_a_booking_that_a_report_forbids_is_found(bookings, witness, counts):
+    elsewhere = bookings.another_host()
+    bookings.counts(counts, 3)
+    bookings.report("artist", bookings.host.name.upper() + ".studio.example")
+    look_again(witness)
+    bookings.book()
+    look_again(witness)
+    assert witness.forbidden == []
+    late = [bookings.book(on=elsewhere), bookings.book(on=bookings.another_host())]
+    witness.stop()
+    assert [booking["proc_id"] for booking in witness.forbidden] == (late[1:] if counts == "HOST" else late)
+    assert witness.violations == []
 
 
 def test_a_lowered_cap_is_passed_by_the_next_booking_only(bookings, witness):
@@ -207,6 +253,53 @@ def test_a_layer_waits_in_vain_unless_a_cap_is_full(engine, bookings, vertex):
     with engine.connect() as connection:
         found = placeable(connection)
     assert len(found) == (1 if vertex == "nothing" else 0)
+
+
+def waits_in_vain(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        return bool(placeable(connection))
+
+
+def test_a_limit_of_machines_is_full_for_one_host_and_open_for_another(engine, bookings):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = pk_job <> :job"), {"job": bookings.job.id})
+        connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
+    first, second = bookings.host, bookings.another_host()
+    up = text("UPDATE host_stat SET str_state = CASE WHEN pk_host = ANY(:up) THEN 'UP' ELSE 'DOWN' END")
+
+    def let(*hosts: HostIds) -> bool:
+        with engine.begin() as connection:
+            connection.execute(up, {"up": [host.id for host in hosts]})
+        return waits_in_vain(engine)
+
+    # given a limit of one machine that the first host holds
+    bookings.counts("HOST", 1)
+    bookings.book(on=first)
+    assert (let(first), let(second)) == (True, False)
+    # when it may be held by two, it is open for both; when both hold it and one may, for the first by id alone
+    bookings.counts("HOST", 2)
+    assert (let(first), let(second)) == (True, True)
+    bookings.book(on=second)
+    bookings.counts("HOST", 1)
+    lower, higher = sorted((first, second), key=lambda host: host.id)
+    assert (let(lower), let(higher)) == (True, False)
+    # and where an artist holds it too, for neither.
+    bookings.report("artist")
+    assert (let(lower), let(higher)) == (False, False)
+
+
+def test_a_limit_of_frames_is_full_by_what_is_reported_and_what_need_not_be(engine, bookings):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = pk_job <> :job"), {"job": bookings.job.id})
+    bookings.counts("FRAME", 3)
+    bookings.book()
+    bookings.report("artist")
+    assert waits_in_vain(engine)
+    bookings.report("artist1", "artist2")
+    assert not waits_in_vain(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE proc SET ts_dispatched = now() - interval '1 minute'"))
+    assert waits_in_vain(engine)
 
 
 def test_a_silent_release_frees_the_host_and_the_frame_and_tells_nobody(engine, bookings):

@@ -149,6 +149,7 @@ def test_a_report_passes_without_violations_only_and_can_be_written():
     [
         ("", {}),
         ("over a cap", {"violations": ["a vertex"]}),
+        ("over a licence", {"forbidden": ["a booking"]}),
         ("only 0.0 samples a second", {"samples": []}),
         ("lost frames", {"unfinished": ["a frame"]}),
         ("results", {"results": ["a frame succeeded 2 times"]}),
@@ -178,7 +179,10 @@ def test_whatever_is_wrong_fails_the_run(what, wrong, tmp_path, monkeypatch):
         began=0,
         ended=10,
         violations=over_caps,
+        forbidden=wrong.get("forbidden", []),
+        judged={},
     )
+    judging._servers = SimpleNamespace(reports=0)
     judging.judge()
     assert [violation.partition(":")[0] for violation in judging._report.violations] == ([what] if what else [])
 
