@@ -8,7 +8,8 @@ that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes
 no process works alone; and they are spread over the others, because they wait as long as the others compute.
 
 How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
-any time and so comes before the rest, in a fresh clone all of it: what is marked as long, then what has the most tests.
+any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds that the mark
+says, and then what has the most tests.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ def _expected_seconds(tests: list[pytest.Item], seconds_of_tests: dict[str, floa
     return sum(known) if known else math.inf
 
 
+def _stated_seconds(tests: list[pytest.Item]) -> float:
+    """Seconds that tests which stay together take by what they are marked with."""
+    marks = [mark for test in tests if (mark := test.get_closest_marker("long"))]
+    return sum(float(mark.args[0]) for mark in marks)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A process of pytest-xdist gets them from the one that started it: all must come to the same order.
     workerinput = getattr(config, "workerinput", None)
@@ -105,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         filter(_of_processes, scopes),
         key=lambda scope: (
             -_expected_seconds(scopes[scope], seconds_of_tests),
-            not any(test.get_closest_marker("long") for test in scopes[scope]),
+            -_stated_seconds(scopes[scope]),
             -len(scopes[scope]),
         ),
     )

@@ -34,7 +34,7 @@ class Live(io.StringIO):
             return sys.stderr.write(text)
 
 
-@pytest.mark.long
+@pytest.mark.long(110)
 def test_a_minute_of_every_fault_books_nothing_above_a_cap_and_loses_no_frame(capsys):
     plan = Plan(
         seconds=SECONDS,

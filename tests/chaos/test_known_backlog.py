@@ -21,7 +21,7 @@ from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.schema import upgrade
 from tests.kit.passes import Passes, passes
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(15)
 
 CORES = 4
 JOBS, LAYERS_OF_EACH = 500, 40

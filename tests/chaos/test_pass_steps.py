@@ -283,7 +283,7 @@ def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
     assert all(0 < seconds <= deadline for seconds in left), "no permit is there for long"
 
 
-@pytest.mark.long
+@pytest.mark.long(35)
 @pytest.mark.parametrize("full", [False, True], ids=["all-fits", "plan-full"])
 def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(stage, full):
     # given what one message leads to: the claims, one pass, the ends of the claims, one message if there is more to do

@@ -28,7 +28,7 @@ from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import run_audit
 from tests.kit.polling import eventually
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(20)
 
 BURST = 6
 # Frames that wait whenever something is to be seen at work. At most BURST run at a time, for 0.6 s on average, so they

@@ -15,7 +15,7 @@ from benchmarks.decisions.stage import play
 from benchmarks.warm_start import WarmFleet
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 @pytest.mark.parametrize("scenario", reduced(), ids=lambda scenario: scenario.name)
 def test_a_small_farm_decides_as_the_policies_say(
     scenario: Scenario, database_url, redis_server, redis_client, tmp_path

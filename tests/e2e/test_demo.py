@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
     return {**inherited, "DEMO_TEST_MARKER": f"marker-{os.getpid()}-{time.monotonic_ns()}"}
 
 
-@pytest.mark.long
+@pytest.mark.long(50)
 def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
     demo = subprocess.Popen(
         [*DEMO, "--frames", "40", "--hosts", "1", "--workers", "1"],
@@ -73,7 +73,7 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
     nothing_is_left(environment)
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_is_no_longer_wanted(
     tmp_path, environment
 ):

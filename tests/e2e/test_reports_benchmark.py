@@ -10,7 +10,7 @@ from benchmarks.reports import COMPLETIONS, FRAMES_OF_EACH, STATUS_REPORTS, run_
 HOSTS = 100
 
 
-@pytest.mark.long
+@pytest.mark.long(75)
 def test_reports_of_many_hosts_cost_few_statements_and_the_rows_that_they_name() -> None:
     found = {result.phase: result for result in run_reports(hosts=HOSTS, rounds=1, base=None, console=console)}
     statuses, completions = found[STATUS_REPORTS], found[COMPLETIONS]

@@ -13,7 +13,7 @@ from opencue_sched.store import schema
 from tests.kit.row_triggers import count_row_by_row
 
 
-@pytest.mark.long
+@pytest.mark.long(60)
 def test_bookings_keep_counters_that_triggers_write_row_by_row(empty_database_url: str) -> None:
     # given a database whose two functions write row by row, in a text that nobody knows
     schema.upgrade(empty_database_url)

@@ -14,7 +14,7 @@ GROWN = 20_000
 """Farms of 240 and 2,000 hosts with 1,200 and 40,000 frames waiting."""
 
 
-@pytest.mark.long
+@pytest.mark.long(180)
 def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_more_there_are() -> None:
     # Given farms of 600 to 6,000 hosts, and two workers that share them
     found = run_idle_farms([2], most_hosts=IDLE_HOSTS, seconds=5, console=console)
@@ -24,7 +24,7 @@ def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_mo
     assert wrong == []
 
 
-@pytest.mark.long
+@pytest.mark.long(130)
 def test_a_frame_has_few_rows_read_on_a_larger_farm_and_beside_more_work() -> None:
     found = run_growth([1], most_hosts=GROWN, console=console)
     assert len(found) == len(GROWTH_PARTS)

@@ -286,7 +286,7 @@ def test_the_program_of_the_wheel_works_on_the_stores(
     assert (show["show"], show["managed"]) == ("demo", True)
 
 
-@pytest.mark.long
+@pytest.mark.long(25)
 def test_the_demo_of_the_wheel_renders_a_picture_without_a_checkout(installation: Installation) -> None:
     frames = ["--frames", "2", "--hosts", "1", "--workers", "1", "--output", "out"]
     # The first demo of a machine makes the environment of its RQDs.

@@ -28,8 +28,12 @@ def test_long():
 def test_longer():
     time.sleep(0.6)
 
-@pytest.mark.long
+@pytest.mark.long(5)
 def test_marked():
+    pass
+
+@pytest.mark.long(50)
+def test_marked_longer():
     pass
 """
 
@@ -39,7 +43,7 @@ def project(tmp_path: Path) -> Path:
     """A directory with tests of whole processes that take different times."""
     (tmp_path / "tests" / "e2e").mkdir(parents=True)
     (tmp_path / "tests" / "e2e" / "test_some.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\nmarkers = long\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\nmarkers = long(seconds)\n")
     return tmp_path
 
 
@@ -67,7 +71,14 @@ def _order(project: Path) -> list[str]:
 
 
 def test_in_a_fresh_clone_long_tests_begin_first_and_then_what_has_the_most_cases(project: Path):
-    assert _order(project) == ["test_marked", "test_cases", "test_short", "test_long", "test_longer"]
+    assert _order(project) == [
+        "test_marked_longer",
+        "test_marked",
+        "test_cases",
+        "test_short",
+        "test_long",
+        "test_longer",
+    ]
 
 
 def test_what_took_longest_in_the_last_run_begins_first_and_a_new_test_before_it(project: Path):
