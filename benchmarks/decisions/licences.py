@@ -253,6 +253,79 @@ DENIED = Scenario(
     sharded=True,
 )
 
+# Silence
+
+_SILENT, _TOLD = "reports stop", "reports come again"
+_SILENT_AT = 16.5
+_LIFE_SECONDS = 60
+_TOLD_AT = 91.0
+
+
+def judge_silence(record: Record) -> list[Bound]:
+    silent = record.marks.get(_SILENT, record.seconds)
+    opens = max((at for at, _ in record.reports if at < silent), default=silent) + _LIFE_SECONDS
+    told = min((at for at, _ in record.reports if at > silent), default=record.seconds)
+    denied_at = [denial.at for denial in record.denials]
+    houdini = of.uses(record, "houdini")
+    return [
+        Bound("most houdini seats before it opens", _most_seats(record, "houdini", 0.0, opens), most=SEATS + _SPARE),
+        Bound("frames denied before it opens", sum(at < opens for at in denied_at), most=0),
+        Bound("frames denied while it is open", sum(opens <= at < told + 1.0 for at in denied_at), 1),
+        Bound("frames denied once it is enforced", sum(at >= told + 1.0 for at in denied_at), most=0),
+        Bound("doctor says so", record.found.get("doctor says so", 0.0), 1),
+        Bound("doctor says so after a report", record.found.get("doctor says so after a report", 1.0), most=0),
+        Bound("most houdini seats afterwards", _most_seats(record, "houdini", told + 8.0), most=SEATS),
+        Bound(
+            "mean houdini seats afterwards",
+            of.mean_use(houdini, told + 8.0, record.seconds, lambda use: use.machines + use.artists),
+            SEATS - 1,
+        ),
+        *_waits(record),
+        *_unlicensed(record),
+    ]
+
+
+def _stop_reports(stage: Stage) -> None:
+    stage.licences.reporting = False
+
+
+def _report_again(stage: Stage) -> None:
+    stage.licences.reporting = True
+
+
+def _ask_doctor(stage: Stage) -> None:
+    stage.found["doctor says so"] = stage.doctor_says("keeps nothing from starting")
+
+
+def _ask_doctor_again(stage: Stage) -> None:
+    stage.found["doctor says so after a report"] = stage.doctor_says("keeps nothing from starting")
+
+
+SILENCE = Scenario(
+    name="silence",
+    says="without reports nothing is overrun up to the time to live; then the limit opens, until the next report",
+    hosts=HOSTS,
+    shows=_SHOWS,
+    work=(
+        _under("houdini", frames=330, jobs=8),
+        *(_under("houdini", frames=40, jobs=1, at=at, name="new") for at in (80.0, 84.0, 88.0)),
+        _under("houdini", frames=200, jobs=6, at=_TOLD_AT + 4.0, name="late"),
+        _flood(124.0),
+    ),
+    licences={"houdini": _HOUDINI},
+    events=(
+        Event(12.0, "artists come", lambda stage: stage.licences.artists_come("houdini", 1)),
+        Event(_SILENT_AT, _SILENT, _stop_reports),
+        Event(30.0, "another comes", lambda stage: stage.licences.artists_come("houdini", 1)),
+        Event(81.0, "doctor is asked", _ask_doctor),
+        Event(_TOLD_AT, _TOLD, _report_again),
+        Event(_TOLD_AT + 15.0, "doctor is asked again", _ask_doctor_again),
+    ),
+    seconds=124.0,
+    judge=judge_silence,
+    sharded=True,
+)
+
 # Lowered
 
 _LOWERED = "the maximum is lowered"
@@ -351,4 +424,4 @@ COUNTS_ONLY = Scenario(
     sharded=True,
 )
 
-LICENCES: tuple[Scenario, ...] = (SEATS_TAKEN, DENIED, LOWERED, COUNTS_ONLY)
+LICENCES: tuple[Scenario, ...] = (SEATS_TAKEN, DENIED, SILENCE, LOWERED, COUNTS_ONLY)

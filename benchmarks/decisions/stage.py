@@ -38,8 +38,9 @@ from opencue_sched.embedded.farms.farm_specs import AllocIds, HostSpec, JobIds, 
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import Severity, run_audit
+from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.fleet import leader_view
-from opencue_sched.settings import Accounting, Queue, Settings
+from opencue_sched.settings import Accounting, Queue, Rqd, Settings
 from opencue_sched.store.schema import upgrade
 
 UNCAPPED = 1_000_000
@@ -326,6 +327,11 @@ class Stage:
             time.sleep(SAMPLE_SECONDS)
         raise TimeoutError(f"{self.scenario.name}: nothing was booked in {_FIRST_BOOKING_SECONDS:.0f} s")
 
+    def doctor_says(self, words: str) -> bool:
+        """Whether one of doctor's findings has these words."""
+        report = diagnose(self.engine, self.client, self.settings)
+        return any(words in finding.text for finding in report.findings)
+
     def sample(self) -> None:
         """Note the most that Redis counts under each watched name."""
         pipeline = self.client.pipeline(transaction=False)
@@ -379,7 +385,7 @@ class Stage:
             hosts=self.hosts,
             runs=runs,
             waits=[Wait(self.layers[row.layer], at(row.since), first.get(row.frame)) for row in waits],
-            marks=self.marks,
+            marks={name: at(moment) for name, moment in self.marks.items()},
             needs=self.needs,
             counters=dict(self.peaks),
             audit=tuple(audit),
@@ -428,6 +434,7 @@ def play(
         database_url=SecretStr(database_url),
         redis_url=SecretStr(redis_url),
         instance="decisions",
+        rqd=Rqd(dry_run_mode=True),
         accounting=Accounting(limit_settle_window_seconds=SETTLE_WINDOW_SECONDS),
     )
     with contextlib.ExitStack() as stack:
@@ -476,7 +483,7 @@ def _play(stage: Stage) -> Record:
                     if isinstance(what, list):
                         stage.submit(what)
                     else:
-                        stage.marks[what.name] = now
+                        stage.marks[what.name] = time.time()
                         what.happens(stage)
                 stage.sample()
                 time.sleep(SAMPLE_SECONDS)

@@ -109,6 +109,31 @@ def test_what_is_denied_waits_and_the_others_use_what_there_is() -> None:
     assert "layers denied that start again" in fails(runs=[])
 
 
+def silence(machines: int, at: float, denied_at: float = 80.0, **found: float) -> Record:
+    runs = [frames_on(f"h{number}", 4, at) for number in range(1, machines + 1)]
+    told = {"doctor says so": 1.0, "doctor says so after a report": 0.0}
+    return record_of(
+        *runs,
+        seconds=124.0,
+        large=12,
+        marks={"reports stop": 16.5, "reports come again": 91.0},
+        reports=[(8.0, "houdini"), (16.0, "houdini"), (92.0, "houdini"), (100.0, "houdini")],
+        denials=[Denial(denied_at, "houdini", "other")],
+        found={**QUIET, **told, **found},
+    )
+
+
+def test_silence_opens_a_limit_after_its_time_to_live_and_no_sooner() -> None:
+    assert not kept(licences.judge_silence(silence(9, at=50.0)))["most houdini seats before it opens"]
+    assert kept(licences.judge_silence(silence(9, at=80.0)))["most houdini seats before it opens"]
+    assert kept(licences.judge_silence(silence(6, at=100.0)))["most houdini seats afterwards"]
+    assert not kept(licences.judge_silence(silence(9, at=110.0)))["most houdini seats afterwards"]
+    assert not kept(licences.judge_silence(silence(1, at=50.0, denied_at=60.0)))["frames denied before it opens"]
+    assert not kept(licences.judge_silence(silence(1, at=50.0, denied_at=60.0)))["frames denied while it is open"]
+    assert not kept(licences.judge_silence(silence(1, at=50.0, denied_at=110.0)))["frames denied once it is enforced"]
+    assert not kept(licences.judge_silence(silence(1, at=50.0, **{"doctor says so": 0.0})))["doctor says so"]
+
+
 def lowered(left: int, frames_after: int = 12, others: bool = True) -> Record:
     six, at = [f"h{number}" for number in range(1, 7)], 26.0
     runs = [frames_on(host, 12, 5.0, at + 5.0) for host in six]
