@@ -20,6 +20,7 @@ from opencue_sched.embedded.rqds.simulated_host import Behaviour
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from tests.e2e.fleets import NONE_IS_LOST, fleet_on
+from tests.kit.limits import set_type
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "8569fbfe"
@@ -32,11 +33,11 @@ DISPATCHED = "scheduler_frames_dispatched_total{"
 # the workers has hosts.
 HOSTS, CORES = 2 * HOSTS_PER_SHARD, 2
 FRAMES = 200
-BURST, FOLDER_CAP, JOB_CAP, LICENCES = 200, 180, 80, 15
+BURST, FOLDER_CAP, JOB_CAP, LICENCES, SEATS = 200, 180, 80, 15, 10
 BOOKED_BY_EACH = 100
 TAKING_A_WHILE = Behaviour(run_seconds=(1.0, 3.0))
 
-# What each cap allows, and what procs hold of it: cores in centicores, and of a limit frames.
+# What each cap allows, and what procs hold of it: cores in centicores, and of a limit frames, or machines.
 HELD_OF_CAPS = text(
     """
     WITH procs AS (
@@ -55,7 +56,12 @@ HELD_OF_CAPS = text(
         SELECT 'limit', l.int_max_value, (
             SELECT count(*) FROM procs p
              WHERE p.pk_layer IN (SELECT pk_layer FROM layer_limit ll WHERE ll.pk_limit_record = l.pk_limit_record))
-          FROM limit_record l
+          FROM limit_record l WHERE l.str_type = 'FRAME'
+        UNION ALL
+        SELECT 'seats', l.int_max_value, (
+            SELECT count(DISTINCT pk_host) FROM procs p
+             WHERE p.pk_layer IN (SELECT pk_layer FROM layer_limit ll WHERE ll.pk_limit_record = l.pk_limit_record))
+          FROM limit_record l WHERE l.str_type = 'HOST'
     )
     SELECT cap, allowed, held FROM held WHERE held > 0
     """
@@ -108,6 +114,7 @@ def test_an_older_worker_and_a_new_one_book_on_one_farm(
         booked = {name: dispatched(port) for name, port in ports.items()}
         assert all(held <= allowed for held, allowed in most.values()), most
         assert most["limit"] == (LICENCES, LICENCES)
+        assert most["seats"][0] > SEATS / 2
         assert min(count or 0 for count in booked.values()) >= BOOKED_BY_EACH, booked
         assert farm.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == FRAMES * len(jobs)
         assert len(farm.farm.runs()) == FRAMES * len(jobs)
@@ -116,16 +123,19 @@ def test_an_older_worker_and_a_new_one_book_on_one_farm(
 
 
 def plant(engine: Engine) -> list[str]:
-    """Ids of three jobs, each held back by a cap of its own and all by those of their show."""
+    """Ids of four jobs, each held back by a cap of its own and all by those of their show. The last is under a limit of
+    machines, of which each takes two of its frames: a worker that knows no such limit counts frames."""
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.show("capped", folder_max_cores=FOLDER_CAP)
         farm.subscription(show, farm.default_alloc(), size=BURST)
-        licence = farm.limit("licence", LICENCES)
+        licence, seats = farm.limit("licence", LICENCES), farm.limit("seats", SEATS)
+        set_type(connection, seats, "HOST")
         return [
             farm.job([LayerSpec(frames=FRAMES, cores=CORES)], show=show, os=None, max_cores=JOB_CAP).id,
             farm.job([LayerSpec(frames=FRAMES, cores=CORES)], show=show, os=None, max_cores=JOB_CAP).id,
             farm.job([LayerSpec(frames=FRAMES, cores=CORES, limits=[licence])], show=show, os=None).id,
+            farm.job([LayerSpec(frames=FRAMES, cores=CORES / 2, limits=[seats])], show=show, os=None).id,
         ]
 
 
