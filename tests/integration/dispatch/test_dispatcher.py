@@ -355,7 +355,8 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
         behind = make_engine(dry.model_copy(update={"database_url": SecretStr(through)}))
         stack.callback(behind.dispose)
         sick, well = (stack.enter_context(passes(it, dry, name)) for it, name in ((behind, "sick"), (engine, "well")))
-        hung, healthy = (stack.enter_context(dispatching(it, patience=0.5)) for it in (sick, well))
+        hung = stack.enter_context(dispatching(sick, patience=0.5))
+        healthy = stack.enter_context(dispatching(well, patience=60))
         posting = a_posting(well)
         proxy.hold("SELECT")
         threads = [Thread(target=lambda: reports.append(dispatch(hung, posting))) for _ in range(2)]
