@@ -32,6 +32,17 @@ def counted_rows(connection: Connection) -> int:
 
 
 @contextmanager
+def failing_statements(engine: Engine, error: Exception) -> Iterator[None]:
+    """Whatever is asked of PostgreSQL through the engine meanwhile ends with the error."""
+
+    def fail(*_: object) -> None:
+        raise error.with_traceback(None)  # not with that of the last time it was raised
+
+    with listening(engine, "before_cursor_execute", fail):
+        yield
+
+
+@contextmanager
 def rows_read(engine: Engine) -> Iterator[list[int]]:
     """How many rows, and entries of indexes, PostgreSQL reads in each transaction that is committed meanwhile."""
     read: list[int] = []

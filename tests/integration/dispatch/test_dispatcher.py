@@ -35,7 +35,7 @@ from tests.kit.gathering import with_start_times
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.passes import Passes, dispatch, passes
 from tests.kit.polling import eventually
-from tests.kit.statements import listening
+from tests.kit.statements import failing_statements
 
 SENT: list[Enqueued] = []
 RESTS: list[float] = []
@@ -315,17 +315,6 @@ def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatche
     assert sent_for_at_its_end(here, posting), "also while no beat leads"
 
 
-@contextmanager
-def failing(here: Passes, error: Exception) -> Iterator[None]:
-    """Whatever is asked of PostgreSQL meanwhile ends with the error."""
-
-    def fail(*_: object) -> None:
-        raise error.with_traceback(None)  # not with that of the last time it was raised
-
-    with listening(here.engine, "before_cursor_execute", fail):
-        yield
-
-
 def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
     here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
@@ -434,7 +423,7 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
     """Upstream's feed ended for good with the first query that failed."""
     plant(engine, frames=1)
     posting = a_posting(here)
-    with failing(here, OperationalError("SELECT", {}, Exception("server closed the connection"))):
+    with failing_statements(here.engine, OperationalError("SELECT", {}, Exception("server closed the connection"))):
         report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
@@ -449,7 +438,7 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
 def test_a_pass_that_crashes_is_told_and_tried_again_soon(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    with failing(here, KeyError("nobody thought of this")):
+    with failing_statements(here.engine, KeyError("nobody thought of this")):
         report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, "nobody thought of this" in report.error) == (PassEnd.QUERY_ERROR, True)
@@ -466,7 +455,7 @@ def one_pass(here: Passes, dispatcher: Dispatcher, posting: str, error: Exceptio
         here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
     here.sweeper._active = frozenset()
     here.sweeper.sweep()
-    with failing(here, error) if error else nullcontext():
+    with failing_statements(here.engine, error) if error else nullcontext():
         dispatch(dispatcher, posting)
     return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
 

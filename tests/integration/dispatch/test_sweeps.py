@@ -19,7 +19,7 @@ from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.pending import waiting_tags
 from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
-from tests.kit.statements import listening
+from tests.kit.statements import failing_statements
 
 FENCE_KEY = "cue:leader:beat:fence"
 
@@ -184,11 +184,7 @@ def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
 
 def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(here: Passes, engine: Engine) -> None:
     plant(engine)
-
-    def fail(*_: object) -> None:
-        raise RedisConnectionError("gone")
-
-    with listening(here.engine, "before_cursor_execute", fail), pytest.raises(RedisConnectionError):
+    with failing_statements(here.engine, RedisConnectionError("gone")), pytest.raises(RedisConnectionError):
         here.sweeper.sweep()
     assert len(here.sweeper.sweep().send) == 1
 
