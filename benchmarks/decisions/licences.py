@@ -24,7 +24,8 @@ _FRAME_SECONDS = (4.0, 6.0)
 _FLOOD_SECONDS = (5.0, 8.0)
 _FULL_AT = 12.0
 """When all frames that filled the farm have ended, with time to spare."""
-LEAST_FRAMES_A_SEAT = 5.0
+LEAST_FRAMES_A_SEAT = 8.0
+"""Where frames go anywhere there are five or six, for the first seats are not on small hosts alone."""
 SEATS = 6
 _SPARE = 2
 """Seats that the maximum leaves to artists: as many as come within a report and a window."""
