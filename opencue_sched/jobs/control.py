@@ -105,7 +105,8 @@ class JobControl:
         note: Note,
     ) -> FramesChanged:
         """End what runs of frames, or of a job, in ``state``, ``then`` change the frames that do not; at most so many
-        ``looks``, until nothing runs."""
+        ``looks``, until nothing runs. Raises what the last look was refused with, once all others are changed."""
+        refusal: Exception | None = None
         changed: dict[str, None] = {}
         deferred: dict[str, None] = {}
         # Most often completions, which the kill brings about, are applied before this call gets to it: such a frame
@@ -136,6 +137,7 @@ class JobControl:
             changed |= {
                 outcome.frame_id: None for outcome in outcomes if outcome.state is not None or outcome.verdict in over
             }
+            refusal = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
             if then is not None and left is not None:
                 step = partial(_noted, partial(then, left), note, tuple(changed))
                 changed |= dict.fromkeys(with_counters(self._releaser.engine, step))
@@ -144,6 +146,8 @@ class JobControl:
                     note(connection, tuple(changed))
             if not running:
                 break
+        if refusal is not None:
+            raise refusal
         return FramesChanged(tuple(changed), tuple(deferred))
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:

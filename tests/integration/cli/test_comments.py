@@ -127,8 +127,10 @@ def test_nothing_is_changed_where_who_did_it_cannot_be_written(
     with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
         environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
         ran = cli(*words)
-    # then all is as it was
+    # then all is as it was, and the command says why
     assert rows(left) == [(True,)], ran
+    assert ran.status == 1
+    assert "no comments" in ran.err
 
 
 def test_frames_changed_in_several_transactions_have_one_comment(
