@@ -134,6 +134,18 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
     nothing_is_left(environment)
 
 
+@pytest.mark.long(40)
+def test_a_demo_that_leaves_nothing_up_ends_without_an_address(tmp_path, environment):
+    words = [*DEMO, "--frames", "1", "--hosts", "1", "--workers", "1"]
+    demo = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "http://" in demo.stdout.partition("2 of 2 frames")[0], "where it can be watched meanwhile"
+    assert "http://" not in demo.stdout.partition("2 of 2 frames")[2]
+    nothing_is_left(environment)
+
+
 def shown_until(screen: int, end: str | None) -> str:
     """What a program writes to its terminal until it writes this, or ends; without colours and movements."""
     shown = b""

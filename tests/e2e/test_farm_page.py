@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -179,6 +180,9 @@ def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died, width):
         assert browser.script(WORDS_ARE_WHOLE)
         # what waits is counted, also what nobody can book as its job is paused
         eventually(lambda: any("paused 3" in " ".join(it.split()) for it in browser.texts("#verdicts .use")), 30, "it")
+        # and how old these figures are
+        age = eventually(lambda: browser.text("#verdicts-note"), 30, "the age")
+        assert re.fullmatch(r"counted \d+ seconds? ago", age)
         assert browser.complaints() == []
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import shlex
+import subprocess
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -194,6 +195,13 @@ def test_every_make_target_named_exists(document):
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"`make ([a-z0-9-]+)", document.read_text()):
         assert re.search(rf"^{name}:", makefile, re.M), f"{document.name}: make {name}"
+
+
+def test_a_first_make_says_what_it_does_before_it_installs():
+    words = ["make", "--dry-run", "--always-make", "demo"]
+    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    installs = next(number for number, line in enumerate(lines) if " install " in line)
+    assert any(line.startswith('echo "installing ') for line in lines[:installs])
 
 
 @cache

@@ -102,6 +102,7 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     lines = cli("doctor").out.splitlines()
     assert "ok    shows         1 managed by this scheduler: demo" in lines
     assert "ok    RQD           1 of 1 hosts that are up have an RQD that answers" in lines
+    assert "ok    hosts         1 in 1 allocation: 1 usable, 0 locked, 0 down or silent" in lines
     assert "warn  workers       none is alive" in lines
     assert lines[-1].startswith("                    -> `celery -A opencue_sched worker`")
 

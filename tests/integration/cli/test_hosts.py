@@ -66,6 +66,7 @@ def test_hosts_are_chosen(cli: Cli, host: HostIds, build: Build, words: tuple[st
 def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
     ran = cli("host", "info", "render01")
     assert {("Idle", "Cores", "6"), ("Cores", "8")} <= {tuple(words) for words in ran.words}
+    assert "Free Memory" in ran.out, "a label in words, not the key of JSON"
     assert ["render01", "show-sh-user_job", "0001-layer1", "2"] in [words[:4] for words in ran.words]
     (proc,) = cli("host", "info", host.id, "--json").json["procs"]
     assert (proc["job"], proc["frame"], proc["cores"]) == ("show-sh-user_job", "0001-layer1", 2)
