@@ -135,7 +135,7 @@ def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl
 
     def executed(*arguments: Any) -> None:
         if "FROM layer_stat" in arguments[2] and "FOR NO KEY UPDATE" in arguments[2]:
-            locked[:] = arguments[3]["layers"]
+            locked[:] = arguments[3]["layers"].strip("{}").replace('"', "").split(",")
         elif "UPDATE frame" in arguments[2]:
             assert set(locked) == {layer.id for layer in run.job.layers}, "before a counter of theirs changes"
 
