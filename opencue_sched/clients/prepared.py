@@ -121,10 +121,11 @@ class PreparedStatements:
         if kept is not None and is_good and message.names <= kept.names:
             cursor.execute(message.known, parameters)
             return True
-        # Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
-        give_up = [] if kept is None or is_good else ["DEALLOCATE ALL"]
         if kept is None or not is_good:
             kept = _Kept(self._generation, now + REPLANNED_SECONDS, frozenset())
+        # Also on a new connection: a pool that resets nothing gives it a session with plans of another process, by the
+        # same names. Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
+        give_up = [] if kept.names else ["DEALLOCATE ALL"]
         sent: list[str] = []
         for part in message.parts:
             if part.name and part.name not in kept.names:

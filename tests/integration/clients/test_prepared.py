@@ -137,3 +137,19 @@ def test_behind_a_pool_by_session_plans_are_kept(settings: Settings) -> None:
         with reading(engine) as connection:
             assert tuple(connection.execute(KEPT).one()) == (2, 4)
         engine.dispose()
+
+
+def test_a_session_that_comes_with_plans_of_another_process_is_no_error(settings: Settings) -> None:
+    # given a pool that resets nothing, and a session that a connection which is gone has left
+    with pgbouncer(settings, pool_mode="session", more="server_reset_query =") as pool:
+        before = make_engine(pool.settings, pool_size=1)
+        assert ask(before, greater) == [8, 9]
+        before.dispose()
+        # when the next connection gets it
+        engine = make_engine(pool.settings, pool_size=1)
+        with reading(engine) as connection:
+            assert connection.execute(KEPT).one().kept == 2
+            # then its first statement is answered, at once
+            assert greater(connection) == [8, 9]
+            assert tuple(connection.execute(KEPT).one()) == (2, 2)
+        engine.dispose()
