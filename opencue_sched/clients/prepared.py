@@ -13,6 +13,7 @@ whoever may send again need only do so.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -99,7 +100,8 @@ class _Kept:
     names: frozenset[str]
 
 
-_NOTHING_KNOWN = _Kept(0, 0.0, frozenset())
+_OVER = -math.inf
+"""Until when plans are kept of which nobody knows whether they were made."""
 
 
 class PreparedStatements:
@@ -132,8 +134,9 @@ class PreparedStatements:
                 sent += [*give_up, part.prepare]
                 give_up = []
             sent.append(part.execute)
-        # Of a message that fails nobody knows how far it came: then the next one begins anew.
-        info[_OPTION] = _NOTHING_KNOWN
+        # Of a message that fails nobody knows how far it came: then the next one begins anew. By the generation `note`
+        # knows whether its plans were of today.
+        info[_OPTION] = _Kept(kept.generation, _OVER, frozenset())
         cursor.execute("; ".join(sent), parameters)
         info[_OPTION] = replace(kept, names=kept.names | message.names)
         return True

@@ -107,6 +107,20 @@ def test_plans_that_somebody_has_discarded_are_made_again(two: Engine) -> None:
     assert ask(two, greater) == [8, 9]
 
 
+def test_plans_are_outdated_also_where_the_failing_message_prepared_something(engine: Engine, two: Engine) -> None:
+    count = "SELECT count(*) FROM numbers"
+    # given two connections that know a statement whose answer then gets another type
+    with reading(two) as one, reading(two) as other:
+        assert greater(one) == greater(other) == [8, 9]
+        widen(engine)
+        # when one sends it together with a statement that it does not know
+        with pytest.raises(DBAPIError) as refused:
+            one.execute(prepared(f"{GREATER.text}; {count}"), {"least": 7, "most": 100})
+        assert is_outdated(refused.value)
+        # then the other one plans it anew
+        assert greater(other) == [8, 9]
+
+
 def test_after_a_message_that_failed_the_next_one_goes_on_behind_its_savepoint(engine: Engine, two: Engine) -> None:
     rows = "SELECT number FROM numbers WHERE number > :least ORDER BY number FOR UPDATE"
     lock = prepared(f"SAVEPOINT there; {rows} NOWAIT")
