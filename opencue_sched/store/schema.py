@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -96,7 +96,6 @@ _ABSENT = text(
 )
 
 
-@cache
 @lru_cache(maxsize=100)
 def with_start_after(template: str, has_start_after: bool, *, once: bool = False) -> TextClause:
     """A statement on layers ``l``. ``{started}`` leaves out those that may not start yet, ``{start_after}`` adds the
