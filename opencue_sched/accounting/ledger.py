@@ -267,8 +267,9 @@ class Ledger:
     def follows_limits(self) -> bool:
         """Whether this process is the one of the fleet that moves entries of running frames to other limits.
 
-        It has been since it last said so less than ``_FOLLOWER_SECONDS`` ago, or nobody has. Who is it hears every such
-        change itself, so the others may leave all of them to it; what it does not hear is left to a recompute.
+        It has been since it last said so less than ``_FOLLOWER_SECONDS`` ago, or nobody has. This process hears every
+        such change itself, so the others may leave all of them to it for the moment; but it may have died or failed, so
+        each follows them again some seconds later (worker/handlers.py).
         """
         with answering(self.client):
             if self.client.set(keys.FOLLOWER, self.owner, nx=True, ex=_FOLLOWER_SECONDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
@@ -18,6 +19,9 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import layers_under, managed_show_ids
 from opencue_sched.store.shows import shows_under
 from opencue_sched.worker.events import Waker
+
+MOST_LEFT_TO_FOLLOW = 10_000
+"""Layers and limits that are kept to be followed again; what is notified beyond that is left to a recompute."""
 
 
 class Handlers:
@@ -41,6 +45,10 @@ class Handlers:
         self._backlog = backlog
         self._shows_with_work: frozenset[str] = frozenset()
         """Shows whose new work was told of and not named yet. Touched by the listener's thread alone."""
+        self._to_follow: dict[str, None] = {}
+        """Vertices ``bound:{id}`` and ``limit:{id}`` that were notified since they were followed again last, each once.
+        Under the lock: the listener's thread adds them, the counters' thread takes them."""
+        self._following = threading.Lock()
 
     def released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
         """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
@@ -57,10 +65,9 @@ class Handlers:
         """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
         ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``, and as ``bound:{id}`` layers that got
         or lost a limit while frames of them run, which count under other limits from now on."""
-        ids = defaultdict[str, list[str]](list)
-        for vertex in vertices:
-            kind, _, id_ = vertex.partition(":")
-            ids[kind].append(id_)
+        ids = _ids_by_kind(vertices)
+        # First, so that it is kept whatever fails.
+        self._keep_to_follow(vertices)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
         # A job's cap comes with its priority, in one row.
         self._backlog().caps_changed(ids["job"])
@@ -70,19 +77,41 @@ class Handlers:
         if ids["folder"] or ids["job"] or ids["limit"]:
             shows |= ask(self._engine, shows_under, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
         try:
-            self._follow(ids["bound"], ids["limit"])
+            lacking = self._limits_lacking(ids["limit"])
+            if (ids["bound"] or lacking) and self._ledger.follows_limits():
+                self._follow(ids["bound"], lacking)
         finally:
-            # A recompute follows what was not followed here.
             self._waker.note(shows=shows)
 
-    def _follow(self, bound: Sequence[str], limit_ids: Sequence[str]) -> None:
-        """Count what runs of these layers, and under these limits if entries do not say what they count by now, as it
-        is to be counted now. Every worker is told, and one does so."""
-        lacking = self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
-        if (bound or lacking) and self._ledger.follows_limits():
-            layers = {*bound, *(ask(self._engine, layers_under, lacking) if lacking else ())}
-            if layers:
-                follow_layers(self._engine, self._ledger, layers)
+    def follow_again(self) -> None:
+        """Follow what was notified since the last call, whoever followed it: that worker may have died or failed.
+
+        Where it was followed there is no difference to find. What cannot be followed now is kept for the next call.
+        """
+        with self._following:
+            vertices, self._to_follow = self._to_follow, {}
+        ids = _ids_by_kind(vertices)
+        try:
+            self._follow(ids["bound"], self._limits_lacking(ids["limit"]))
+        except Exception:
+            self._keep_to_follow(vertices)
+            raise
+
+    def _keep_to_follow(self, vertices: Collection[str]) -> None:
+        with self._following:
+            for vertex in vertices:
+                if vertex.startswith(("bound:", "limit:")) and len(self._to_follow) < MOST_LEFT_TO_FOLLOW:
+                    self._to_follow[vertex] = None
+
+    def _limits_lacking(self, limit_ids: Sequence[str]) -> list[str]:
+        """Those of the limits under which frames run whose entries do not say what the limit counts by now."""
+        return self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
+
+    def _follow(self, bound: Sequence[str], lacking: Sequence[str]) -> None:
+        """Count what runs of these layers, and under these limits, as it is to be counted now."""
+        layers = {*bound, *(ask(self._engine, layers_under, lacking) if lacking else ())}
+        if layers:
+            follow_layers(self._engine, self._ledger, layers)
 
     def work_waits(self, shows: Sequence[str]) -> None:
         """These shows have new work, which the backlog's channel names in the same moment."""
@@ -112,3 +141,11 @@ class Handlers:
     def wake_all(self) -> None:
         """Wake every managed show: any may have got work, or headroom, while nobody heard."""
         self._waker.note(shows=ask(self._engine, managed_show_ids))
+
+
+def _ids_by_kind(vertices: Collection[str]) -> defaultdict[str, list[str]]:
+    ids = defaultdict[str, list[str]](list)
+    for vertex in vertices:
+        kind, _, id_ = vertex.partition(":")
+        ids[kind].append(id_)
+    return ids

@@ -387,8 +387,8 @@ class Process:
 
     def keep_counters(self) -> float:
         """Show whether the counters are open and the age of the last recompute; fill them if they are not, so that the
-        first work after a quiet time does not wait for that; then make up for missed notifications. Returns when to
-        look again."""
+        first work after a quiet time does not wait for that; then make up for missed notifications, and follow again
+        layers whose limits have changed. Returns when to look again."""
 
         def sleep(seconds: float) -> None:
             if self._counters.pause(seconds):
@@ -404,6 +404,7 @@ class Process:
         if not is_open:
             self.bootstrap(sleep=sleep)
         self._read_what_was_missed(sleep)
+        self.handlers.follow_again()
         return REFRESH_SECONDS
 
     def check_feed(self, unpublished_cores: int = 0) -> None:

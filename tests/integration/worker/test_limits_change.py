@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import redis
+from celery import Celery
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
@@ -14,6 +16,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker.handlers import Handlers
+from opencue_sched.worker.process import Process
 from tests.kit.counters import Store
 from tests.kit.limits import set_type
 from tests.kit.world import World
@@ -85,3 +88,49 @@ def test_another_worker_follows_when_the_one_that_did_is_gone(workers: Workers) 
     assert [workers.follows(worker, bound) for worker in (1, 0)] == [True, False]
     assert workers.machines == set()
     workers.world.exact()
+
+
+@pytest.fixture
+def process(settings: Settings, workers: Workers) -> Iterator[Process]:
+    """A third worker, with what it does from time to time."""
+    app = Celery("follows", broker="memory://", set_as_current=False)
+    made = Process(settings, app)
+    made.bootstrap()
+    yield made
+    made.close()
+    app.close()
+
+
+def test_what_was_left_to_a_worker_that_died_is_followed_soon(workers: Workers, process: Process) -> None:
+    # given a worker that took it on to follow layers, and died
+    workers.world.store.client.set(keys.FOLLOWER, "dead", ex=5)
+    # when a layer of which frames run is bound to a limit, and all others leave it to that one
+    bound = workers.bind()
+    process.handlers.caps_changed([bound])
+    assert workers.machines == set()
+    # then each of them looks some seconds later,
+    process.keep_counters()
+    assert workers.machines == {workers.world.host.id}
+    workers.world.exact()
+    # and, when there is nothing more to follow, at nothing any more.
+    workers.world.sql("DELETE FROM layer_limit")
+    process.keep_counters()
+    assert workers.machines == {workers.world.host.id}
+
+
+def test_a_limit_that_was_left_to_a_worker_that_died_is_followed_soon(workers: Workers, process: Process) -> None:
+    # given frames that run under a limit of frames, and a worker that died
+    workers.bind()
+    with process.engine.begin() as connection:
+        set_type(connection, workers.limit, "FRAME")
+    process.handlers.caps_changed([f"limit:{workers.limit}"])
+    workers.world.recompute()
+    workers.world.store.client.set(keys.FOLLOWER, "dead", ex=5)
+    # when the limit counts machines from now on
+    with process.engine.begin() as connection:
+        set_type(connection, workers.limit, "HOST")
+    process.handlers.caps_changed([f"limit:{workers.limit}"])
+    assert workers.machines == set()
+    # then its frames say so some seconds later.
+    process.keep_counters()
+    assert workers.machines == {workers.world.host.id}
