@@ -64,8 +64,13 @@ def who_and_why(verb: str, reason: str | None) -> str:
 def settle(
     engine: Engine, job: NamedRow, result: FramesChanged, alive: Mapping[str, tuple[str, str]], *, force: bool
 ) -> tuple[FramesChanged, list[dict[str, Any]]]:
-    """Name the frames of a result that may still run, and of silent hosts what becomes of them; the result and these
-    hosts. With ``force`` a worker reaps now, and what it ended counts as changed: it waits again."""
+    """Say what the database refused, name the frames of a result that may still run, and of silent hosts what becomes
+    of them; the result and these hosts. With ``force`` a worker reaps now, and what it ended counts as changed: that
+    waits again."""
+    if result.refusal is not None:
+        from opencue_sched.clients.store_errors import describe
+
+        click.echo(f"error: {job.name}: {describe(result.refusal)}", err=True)
     if not result.deferred:
         return result, []
     from opencue_sched.insight.explain import silent_hosts  # takes half a second to import

@@ -336,7 +336,7 @@ def kill(
 ) -> Done:
     """Kill what runs, by the ids of procs, or all of a host, job, show or allocation. The frames wait again.
 
-    Exit status 1 if a frame could not be confirmed dead; it stays as it is then.
+    Exit status 1 if a frame could not be confirmed dead, or the database refused to end it; it stays as it is then.
     """
     if not proc_ids and not any(places.values()):
         raise click.UsageError("name procs, or a --host, --job, --show or --alloc")
@@ -363,4 +363,5 @@ def kill(
     deferred = [frame for ended, _ in results for frame in ended.deferred]
     silent = [host for _, of_job in results for host in of_job]
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
-    return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=1 if deferred else 0)
+    left = any(ended.deferred or ended.refusal for ended, _ in results)
+    return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=int(left))

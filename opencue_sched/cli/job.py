@@ -424,8 +424,8 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
-    Exit status 1 if a frame could not be confirmed dead; the scheduler goes on trying, and of silent hosts it is said
-    when it gives them up.
+    Exit status 1 if a frame could not be confirmed dead, or the database refused a change; the scheduler goes on
+    trying, and of silent hosts it is said when it gives them up.
     """
     with control(engine) as (jobs_control, alive):
         with working("killing what runs, and confirming that it is dead"):
@@ -435,11 +435,12 @@ def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool
         killed = [(job, *settle(engine, job, kill, alive, force=force)) for job, kill in ended]
     lines, documents = [], []
     for job, kill, silent in killed:
-        verb = "killed" if kill.finished else "was finished already:"
+        otherwise = "was finished already:" if kill.refusal is None else "not killed:"
+        verb = "killed" if kill.finished else otherwise
         lines.append(f"{verb} {job.name}, {counted(len(kill.changed), 'running frame')} stopped")
         known = {"job": job.name, "id": job.id, "finished": kill.finished, "stopped": kill.changed}
         documents.append({**known, "deferred": kill.deferred, "silent_hosts": silent})
-    return Done(lines, documents, status=int(any(kill.deferred for _, kill, _ in killed)))
+    return Done(lines, documents, status=int(any(kill.deferred or kill.refusal for _, kill, _ in killed)))
 
 
 def _change_command(verb: str, example: str, does: str) -> None:
@@ -470,8 +471,10 @@ def _change_command(verb: str, example: str, does: str) -> None:
                     continue
                 deferred = result.deferred
                 result, silent = settle(engine, job, result, alive, force=force)
-                if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):
-                    change(sorted(reaped), reason=who_and_why(verb, reason), note=note)  # they wait again
+                if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):  # they wait again
+                    again = change(sorted(reaped), reason=who_and_why(verb, reason), note=note)
+                    again, _ = settle(engine, job, again, alive, force=False)
+                    result = replace(result, refusal=again.refusal or result.refusal)
                 results.append((job, names, result, silent))
         documents = [
             {
@@ -484,7 +487,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
             for job, names, result, silent in results
         ]
         lines = [f"{job.name}: {counted(len(result.changed), 'frame')} {verb}" for job, _, result, _ in results]
-        left = bool(refusals) or any(result.deferred for _, _, result, _ in results)
+        left = bool(refusals) or any(result.deferred or result.refusal for _, _, result, _ in results)
         # Scripts that name one job have always got one document.
         named = len(click.get_current_context().params["chosen"]) == 1
         return Done(lines, documents[0] if named else documents, refusals, status=int(left))

@@ -14,7 +14,9 @@ from functools import partial
 
 import structlog
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
+from opencue_sched.clients.store_errors import is_trouble
 from opencue_sched.domain.depends import ChunkedRange, Side, waits_for
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.names import near
@@ -45,18 +47,21 @@ _Then = Callable[[Sequence[str], Connection, Counters], list[str]]
 @dataclass(frozen=True, slots=True)
 class FramesChanged:
     """``changed`` frames are in the state asked for because of this call, or ran and are confirmed dead; ``deferred``
-    ones could not be confirmed dead. ``finished``: this call ended the job."""
+    ones could not be confirmed dead. ``finished``: this call ended the job. ``refusal``: why the database refused to
+    change others, which are as they were."""
 
-    changed: tuple[str, ...]
-    deferred: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
     finished: bool = False
+    refusal: Exception | None = None
 
 
 class JobControl:
     """Operations on jobs and frames for the command line.
 
     Each takes a ``note`` of who has it done, and calls it in every transaction that changes something, with the ids of
-    the frames changed so far, or none for a job.
+    the frames changed so far, or none for a job. What the database refuses because of rows, the note among them, is
+    told in the result; that it is in trouble is raised.
     """
 
     def __init__(self, releaser: Releaser, killer: RqdKiller) -> None:
@@ -70,7 +75,10 @@ class JobControl:
         The ``note`` of who did it is in the transaction that finishes the job; where another did that before, in those
         that end frames.
         """
-        finished = with_counters(self._releaser.engine, partial(_finish, job_id, note))
+        try:
+            finished = with_counters(self._releaser.engine, partial(_finish, job_id, note))
+        except DBAPIError as error:
+            return FramesChanged(refusal=_refusal(error))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
         of_frames = no_note if finished else note
@@ -105,7 +113,7 @@ class JobControl:
         note: Note,
     ) -> FramesChanged:
         """End what runs of frames, or of a job, in ``state``, ``then`` change the frames that do not; at most so many
-        ``looks``, until nothing runs. Raises what the last look was refused with, once all others are changed."""
+        ``looks``, until nothing runs. What the last look was refused with is told, once all others are changed."""
         refusal: Exception | None = None
         changed: dict[str, None] = {}
         deferred: dict[str, None] = {}
@@ -138,17 +146,18 @@ class JobControl:
                 outcome.frame_id: None for outcome in outcomes if outcome.state is not None or outcome.verdict in over
             }
             refusal = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
-            if then is not None and left is not None:
-                step = partial(_noted, partial(then, left), note, tuple(changed))
-                changed |= dict.fromkeys(with_counters(self._releaser.engine, step))
-            elif any(outcome.verdict in over for outcome in outcomes):
-                with self._releaser.engine.begin() as connection:
-                    note(connection, tuple(changed))
+            try:
+                if then is not None and left is not None:
+                    step = partial(_noted, partial(then, left), note, tuple(changed))
+                    changed |= dict.fromkeys(with_counters(self._releaser.engine, step))
+                elif any(outcome.verdict in over for outcome in outcomes):
+                    with self._releaser.engine.begin() as connection:
+                        note(connection, tuple(changed))
+            except DBAPIError as error:
+                refusal = _refusal(error)
             if not running:
                 break
-        if refusal is not None:
-            raise refusal
-        return FramesChanged(tuple(changed), tuple(deferred))
+        return FramesChanged(tuple(changed), tuple(deferred), refusal=refusal)
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         frames = jobs.frames_by_id(connection, frame_ids)
@@ -158,6 +167,13 @@ class JobControl:
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
         follow(connection, changed, held, satisfying_states(self._releaser.settings))
         return [frame.id for frame in changed]
+
+
+def _refusal(error: DBAPIError) -> DBAPIError:
+    """The error, where rows are to blame for it. Raises it where the database is in trouble."""
+    if is_trouble(error):
+        raise error
+    return error
 
 
 def _noted(

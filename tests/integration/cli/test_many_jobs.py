@@ -11,6 +11,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
+from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -125,6 +127,78 @@ def test_a_job_that_cannot_be_pending_again_stops_no_other(
     assert f"error: job {jobs[OTHER].id} cannot be pending again" in ran.err
 
 
+def refuse(engine: Engine, what: str, job: JobIds) -> None:
+    """Have PostgreSQL refuse to do ``what`` (AFTER ... ON a table) to rows of a job."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                " IF coalesce(to_jsonb(NEW), to_jsonb(OLD)) ->> 'pk_job' = TG_ARGV[0] THEN RAISE 'it stays'; END IF;"
+                f" RETURN NULL; END $$; CREATE TRIGGER refuses {what}"
+                f" FOR EACH ROW EXECUTE FUNCTION refuses('{job.id}')"
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("job", "kill", COMP, LIGHT, "--yes"), f"killed {LIGHT}, 1 running frame stopped"),
+        (("job", "retry", COMP, LIGHT, "--state", "RUNNING"), f"{LIGHT}: 1 frame retried"),
+        (("job", "eat", COMP, LIGHT, "--state", "RUNNING"), f"{LIGHT}: 1 frame eaten"),
+        (("proc", "kill", "--show", "show", "--yes"), "1 frame killed"),
+    ],
+)
+def test_a_job_whose_run_the_database_refuses_to_end_stops_no_other(
+    cli: Cli,
+    build: Build,
+    engine: Engine,
+    rows: Rows,
+    environment: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    # given two jobs of which a frame runs, and a database that keeps the proc of the first
+    def make(farm: Farm) -> JobIds:
+        show, host = farm.show("show"), farm.host(name="render01")
+        first, second = (farm.job([LayerSpec(name="render", frames=1)], name=name, show=show) for name in (COMP, LIGHT))
+        (proc,) = farm.run(first.frames, host)
+        farm.run(second.frames, host)
+        farm.connection.execute(
+            text("UPDATE proc SET ts_booked = ts_booked - interval '1 minute' WHERE pk_proc = :proc"), {"proc": proc}
+        )
+        return first
+
+    refuse(engine, "AFTER DELETE ON proc", build(make))
+    # when all that runs is ended
+    with SimulatedFarm([SimulatedSpec("render01")]) as rendering:
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
+        ran = cli(*words)
+    # then that of the second is, and the command says what became of both
+    assert rows("SELECT str_name FROM proc JOIN job USING (pk_job)") == [(COMP,)]
+    assert ran.status == 1
+    assert said in ran.out
+    assert f"error: {COMP}: it stays" in ran.err
+
+
+@pytest.mark.parametrize("verb", ["kill", "retry", "eat"])
+def test_a_job_on_which_nobody_can_comment_stops_no_other(
+    cli: Cli, jobs: dict[str, JobIds], engine: Engine, rows: Rows, verb: str
+) -> None:
+    # given a database that takes no comment on the first of two jobs
+    refuse(engine, "AFTER INSERT ON comments", jobs[COMP])
+    # when both are changed
+    ran = cli("job", verb, COMP, LIGHT, *(["--yes"] if verb == "kill" else []))
+    # then the second is, and the first is as it was
+    assert ran.status == 1
+    assert f"error: {COMP}: it stays" in ran.err
+    assert f"{LIGHT}" in ran.out
+    assert rows("SELECT job.str_name FROM comments JOIN job USING (pk_job)") == [(LIGHT,)]
+    kept = rows("SELECT str_name FROM job WHERE str_state = 'PENDING' AND pk_job = :job", job=jobs[COMP].id)
+    assert kept == [(COMP,)]
+    assert rows("SELECT DISTINCT str_state FROM frame WHERE pk_job = :job", job=jobs[COMP].id) == [("DEAD",)]
+
+
 def test_a_document_is_all_that_is_on_standard_output_also_after_a_question(
     cli: Cli, jobs: dict[str, JobIds], paused: Callable[[], set[str]]
 ) -> None:
@@ -133,7 +207,7 @@ def test_a_document_is_all_that_is_on_standard_output_also_after_a_question(
     assert "Pause 2 jobs?" in agreed.err
 
 
-def test_who_killed_a_job_is_known_also_when_the_command_ends_before_the_next_one(
+def test_who_killed_a_job_is_known_also_when_the_next_one_cannot_be_killed(
     cli: Cli, jobs: dict[str, JobIds], rows: Rows, engine: Engine
 ) -> None:
     # given that the second job which is killed cannot be

@@ -76,6 +76,24 @@ def test_what_was_booked_while_a_job_is_killed_is_killed_too(view: FarmView, eng
     view.assert_consistent()
 
 
+def test_a_run_that_the_database_refuses_to_end_is_told_beside_those_that_ended(
+    view: FarmView, control: JobControl
+) -> None:
+    # given two runs, and a database that keeps the proc of one
+    run = start(view, LayerSpec(frames=2), running=2)
+    view.run_sql(
+        "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF OLD.pk_proc = TG_ARGV[0] THEN RAISE 'it stays'; END IF; RETURN NULL; END $$"
+    )
+    view.run_sql(f"CREATE TRIGGER refuses AFTER DELETE ON proc FOR EACH ROW EXECUTE FUNCTION refuses('{run.procs[0]}')")
+    # when both are eaten
+    eaten = control.eat_frames(run.frames, reason="test")
+    # then one is, and the result has the refusal of the other
+    assert (eaten.changed, eaten.deferred) == (run.frames[1:], ())
+    assert "it stays" in str(eaten.refusal)
+    assert view.states(run.frames) == ["RUNNING", "EATEN"]
+
+
 @pytest.mark.parametrize("state", ["DEAD", "EATEN", "SUCCEEDED", "CHECKPOINT"])
 def test_a_frame_that_is_over_waits_again(view: FarmView, control: JobControl, state: str) -> None:
     run = start(view, LayerSpec(frames=2), running=0)
