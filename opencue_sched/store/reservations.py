@@ -85,11 +85,11 @@ _HOST_KINDS = text(
         FROM host_tag t
         WHERE {compared_tag("t.str_tag")} = ANY(CAST(:tags AS varchar[]))
         GROUP BY t.pk_host
-    ) tagged USING (pk_host)
+    ) tagged USING (pk_host) LEFT JOIN opencue_sched_locked_cores locked USING (pk_host)
     WHERE {MAY_TAKE_FRAMES}
       AND (CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facilities AS varchar[])))
     GROUP BY a.pk_facility, h.pk_alloc, h.int_thread_mode, s.str_os, h.int_cores, h.int_mem, h.int_gpus, h.int_gpu_mem,
-             tagged.tags
+             locked.centicores, tagged.tags
     """  # noqa: S608 - only our own constant
 )
 
