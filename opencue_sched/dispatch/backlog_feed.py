@@ -22,6 +22,8 @@ from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.change_log import BacklogChanges
 from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.dispatch.other_hosts import OtherHosts
+from opencue_sched.domain.jobs import Frame
 from opencue_sched.domain.plans import Waiting
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.placement.backlog import PORTION_SECONDS, Backlog
@@ -54,6 +56,7 @@ class BacklogFeed:
 
     ``own`` says which buckets of layers (by their ids) this process compares; ``facts`` what the database has.
     ``found`` is called with the shows (ids) that have work of which nobody was told: their clusters may rest.
+    ``divided``: whether hosts are divided among workers now.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class BacklogFeed:
         *,
         own: Callable[[], frozenset[int]] = lambda: ALL_BUCKETS,
         found: Callable[[Collection[str]], object] = bool,
+        divided: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -73,6 +77,8 @@ class BacklogFeed:
         self._changes = changes
         self._own = own
         self._found = found
+        self._divided = divided
+        self._others = OtherHosts(engine, settings, clock=clock)
         self._clock = clock
         # A permit lives until the commit's deadline. What was booked under one may be in what others read before that
         # commit: they are done with it by then, unless the commit takes more than half of the time that it has.
@@ -143,15 +149,22 @@ class BacklogFeed:
 
     def read_portions(self, wanted: Iterable[Waiting]) -> None:
         """Read the first frames of these layers."""
-        sizes = self.backlog.portion_sizes(wanted)
+        named = {waiting.layer.id: waiting for waiting in wanted}
+        sizes = self.backlog.portion_sizes(named.values())
         read_at = self.backlog.instant()
         uncounted = self._settings.queue.uncounted_exit_statuses
         portions = ask(self._engine, fetch_portions, self._facts(), sizes, uncounted=uncounted)
+        divided = self._divided()
         for portion in portions:
+            frames = self._with_others(named[portion.layer_id], portion.frames) if divided else portion.frames
             self.backlog.apply_portion(
-                portion.layer_id, portion.waiting_frames, portion.frames, portion.back_in, read_at=read_at
+                portion.layer_id, portion.waiting_frames, frames, portion.back_in, read_at=read_at
             )
         self.note(sizes.keys() - {portion.layer_id for portion in portions})
+
+    def _with_others(self, waiting: Waiting, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+        shares = self.shares([waiting.job.show_id])
+        return self._others.note(waiting, frames, {share.alloc_id for share in shares if share.burst_centicores > 0})
 
     # What is known of shows
 

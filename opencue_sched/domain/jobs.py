@@ -29,7 +29,8 @@ class Frame:
     failed_on: tuple[str, ...] = ()
     """The names of the hosts that it failed on lately."""
     others: bool = False
-    """Whether, if it failed anywhere, some other host of the farm may take it, in whichever shard."""
+    """Whether more hosts of the farm may take it than it failed on, in whichever shard: told where it failed on any and
+    hosts are divided among workers."""
 
 
 @dataclass(frozen=True, slots=True)

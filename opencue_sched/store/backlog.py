@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from opencue_sched.store.hosts import log_bad_row
 from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
 from opencue_sched.store.pending import DELAY_MAY_COME, DELAYING_STATUSES, JOB_SWITCHED_ON, SHOW_IS_OURS
 from opencue_sched.store.schema import SchemaFacts, with_start_after
-from opencue_sched.store.tags import compared_tag, compared_tags
 
 _MOST = {
     "int_cores_min": INT_MAX,
@@ -162,21 +161,6 @@ _VERSIONS = f"""
            OR get_byte(decode(left(md5(ls.pk_layer), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
 """
 
-# Of a frame ``f`` that failed on hosts, of layer ``l``: whether another host may take it, wherever in the fleet that is
-# planned. As store/frame_memory.py has it, and up, unlocked and large enough. The first that is found is enough.
-_OTHER_HOST = f"""EXISTS (
-    SELECT FROM job
-      JOIN subscription ON subscription.pk_show = job.pk_show AND subscription.int_burst > 0
-      JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc AND alloc.pk_facility = job.pk_facility
-      JOIN host ON host.pk_alloc = alloc.pk_alloc AND host.str_lock_state = 'OPEN'
-      JOIN host_stat ON host_stat.pk_host = host.pk_host AND host_stat.str_state = 'UP'
-     WHERE job.pk_job = l.pk_job AND host.str_name <> ALL(string_to_array(f.failed_on, ' '))
-       AND host.int_cores >= l.int_cores_min AND host.int_mem >= l.int_mem_min
-       AND host.int_gpus >= l.int_gpus_min AND host.int_gpu_mem >= l.int_gpu_mem_min
-       AND (coalesce(job.str_os, '') = '' OR job.str_os = ANY(string_to_array(host_stat.str_os, ',')))
-       AND EXISTS (SELECT FROM host_tag WHERE host_tag.pk_host = host.pk_host
-                      AND {compared_tag("host_tag.str_tag")} = ANY({compared_tags("l.str_tags")})))"""  # noqa: S608
-
 # The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
 # of waiting frames has the order: what is read ends with the last frame wanted. Left to itself PostgreSQL sorts all
@@ -197,22 +181,17 @@ _PORTIONS = f"""
                array_agg(f.int_version) AS versions, array_agg(f.since) AS since,
                array_agg((SELECT asked.memory_kb FROM opencue_sched_frame_memory asked
                           WHERE asked.pk_frame = f.pk_frame)) AS memory,
-               array_agg(f.failed_on) AS failed_on,
-               array_agg(CASE WHEN f.failed_on IS NOT NULL THEN {_OTHER_HOST} END) AS others
+               array_agg((SELECT string_agg(failed.str_host, ' ') FROM opencue_sched_failed_run failed
+                          WHERE failed.pk_frame = f.pk_frame
+                            AND failed.int_exit_status <> ALL(CAST(:uncounted AS bigint[])))) AS failed_on
         FROM (
-            SELECT first.*, (SELECT string_agg(failed.str_host, ' ') FROM opencue_sched_failed_run failed
-                             WHERE failed.pk_frame = first.pk_frame
-                               AND failed.int_exit_status <> ALL(CAST(:uncounted AS bigint[]))) AS failed_on
-            FROM (
-                SELECT pk_frame, str_name, int_number, int_version,
-                       CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision)
-                         AS since
-                FROM frame
-                WHERE frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
-                  AND NOT {DELAY_MAY_COME}
-                ORDER BY pk_layer, int_dispatch_order, int_layer_order
-                LIMIT wanted.most
-            ) first OFFSET 0
+            SELECT pk_frame, str_name, int_number, int_version,
+                   CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision) AS since
+            FROM frame
+            WHERE frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
+              AND NOT {DELAY_MAY_COME}
+            ORDER BY pk_layer, int_dispatch_order, int_layer_order
+            LIMIT wanted.most
         ) f
     ) waiting
     LEFT JOIN LATERAL (
@@ -292,18 +271,7 @@ def fetch_portions(
             ()
             if row.ids is None
             else tuple(
-                _frame(*values)
-                for values in zip(
-                    row.ids,
-                    row.names,
-                    row.numbers,
-                    row.versions,
-                    row.since,
-                    row.memory,
-                    row.failed_on,
-                    row.others,
-                    strict=True,
-                )
+                map(_frame, row.ids, row.names, row.numbers, row.versions, row.since, row.memory, row.failed_on)
             ),
             row.back_in,
         )
@@ -399,10 +367,9 @@ def _frame(
     since: float | None,
     memory_kb: int | None,
     failed_on: str | None,
-    others: bool | None,
 ) -> Frame:
-    made = Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since))
-    return replace(made, failed_on=tuple(failed_on.split()), others=bool(others)) if failed_on else made
+    hosts = tuple(failed_on.split()) if failed_on else ()
+    return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since), failed_on=hosts)
 
 
 def _finite(seconds: float | None) -> float | None:

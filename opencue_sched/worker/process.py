@@ -210,6 +210,7 @@ class Process:
             BacklogChanges(self.client, self.settings.coordination.namespace),
             own=lambda: buckets(self.settings.instance, tuple(sorted(self.membership.router.instances()))),
             found=lambda shows: self.waker.note(shows=shows),
+            divided=lambda: bool(self.division()),
         )
         self._closing.callback(made.resyncing.stop)
         made.resyncing.start()

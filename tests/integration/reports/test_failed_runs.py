@@ -142,28 +142,3 @@ def test_shortages_of_licences_are_no_such_failures(view: FarmView) -> None:
         end(view, job, 0, broken, exit_status=78)
     assert named(view, 78) == {}
     assert set(named(view)) == {"broken"}
-
-
-@pytest.mark.parametrize(
-    ("other", "may"),
-    [
-        ({}, True),
-        ({"cores": 1}, False),
-        ({"memory_gb": 1}, False),
-        ({"lock": "LOCKED"}, False),
-        ({"state": "DOWN"}, False),
-        ({"alloc_tag": False, "tags": ("far",)}, False),
-    ],
-    ids=str,
-)
-def test_of_a_frame_that_failed_it_is_known_whether_another_host_of_the_farm_may_take_it(
-    view: FarmView, other: dict[str, Any], may: bool
-) -> None:
-    with view.farm() as farm:
-        job = farm.job([LayerSpec(frames=1, cores=2, memory_gb=2)])
-        broken = farm.host(name="broken")
-        farm.host(**other)
-    end(view, job, 0, broken)
-    with view.engine.connect() as connection:
-        frames = [frame for found in waiting_jobs(connection) for layer in found.layers for frame in layer.frames]
-    assert [(frame.failed_on, frame.others) for frame in frames] == [(("broken",), may)]
