@@ -77,6 +77,9 @@ class Work(Protocol):
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
 
+    def under_limit(self, limit_id: str) -> Iterable[Waiting]:
+        """The layers under a limit, in any order."""
+
     def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Resources]]:
         """The least that any layer of a job needs, in each amount, for each set of tags that its layers have."""
 

@@ -88,6 +88,8 @@ class _Show:
     def __init__(self) -> None:
         self.entries: dict[str, _Entry] = {}
         self.by_job: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
+        self.by_limit: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
+        """The layers under each limit, by their ids."""
         self.job_orders: dict[str, list[_Entry]] = {}
         """Layers of a job in dispatch order, made again when they are asked for after a change."""
         self.job_least: dict[str, dict[frozenset[str], Resources]] = {}
@@ -108,6 +110,8 @@ class _Show:
         layer_id, tags = entry.layer.id, entry.place.tags
         self.entries[layer_id] = self.by_job[entry.job.id][layer_id] = entry
         self._job_changed(entry.job.id)
+        for limit_id in entry.layer.limit_ids:
+            self.by_limit[limit_id][layer_id] = entry
         for order in self.orders.values():
             order.add(entry)
         self.tags[tags] += 1
@@ -120,6 +124,10 @@ class _Show:
         layer_id, job_id, tags = entry.layer.id, entry.job.id, entry.place.tags
         del self.entries[layer_id], self.by_job[job_id][layer_id]
         self._job_changed(job_id)
+        for limit_id in entry.layer.limit_ids:
+            self.by_limit[limit_id].pop(layer_id, None)
+            if not self.by_limit[limit_id]:
+                del self.by_limit[limit_id]
         for order in self.orders.values():
             order.remove(entry)
         self.tags[tags] -= 1
@@ -611,6 +619,11 @@ class BacklogWork:
     def of_job(self, job_id: str) -> Iterator[Waiting]:
         with self._backlog._lock:
             entries = self._show.in_order(job_id)
+        return filter(self._is_open, entries)
+
+    def under_limit(self, limit_id: str) -> Iterator[Waiting]:
+        with self._backlog._lock:
+            entries = list(self._show.by_limit.get(limit_id, {}).values())
         return filter(self._is_open, entries)
 
     def least_of_job(self, job_id: str) -> Iterable[tuple[frozenset[str], Resources]]:

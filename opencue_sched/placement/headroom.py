@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
 from opencue_sched.domain.hosts import Host, Resources
@@ -18,6 +19,8 @@ from opencue_sched.placement.policies import Refusal
 
 Where = tuple[Collection[str] | None, Callable[[Host], float] | None]
 """Ids of hosts, None for all, and by what one of them is chosen, the lowest first, None for the strategy's order."""
+MOST_FRAMES_FOR_A_SEAT = 1_000
+"""Frames that wait for a seat are counted up to so many. Hosts have fewer cores, so more would change no choice."""
 
 
 def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
@@ -48,9 +51,10 @@ class PlanHeadroom:
         self._holding = {limit_id: set(seats.holding) for limit_id, seats in snapshot.seats.items()}
         self._frames_on = Counter[tuple[str, str]]()
         """Frames of the plan under each limit that counts machines, by host."""
-        self._waiting_under: Counter[str] | None = None
-        """Frames that waited under each limit that counts machines when the plan began; None until they are asked for,
-        since to count them is to go through all that waits."""
+        self._waiting_under = Counter[str]()
+        """Frames of the layers that were counted by now under each limit that counts machines, which waited for it."""
+        self._not_counted: dict[str, Iterator[Waiting]] = {}
+        """The other layers under each of them; without those of which nobody has asked how many frames wait."""
         self._planned_under = Counter[str]()
         """Frames of the plan under each of them."""
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
@@ -142,18 +146,22 @@ class PlanHeadroom:
         full = [self._holding[limit_id] for limit_id in self._without_seats(layer)]
         others = set.intersection(*full) - holding if full else None
         if others is None or others:
-            yield others, partial(_frames_left_out, need, self._waiting_for_seats(layer))
+            yield others, partial(_frames_left_out, need, max(map(self._waiting_for, self.seat_limits(layer))))
 
-    def _waiting_for_seats(self, layer: Layer) -> int:
-        """How many frames wait under that limit of the layer that counts machines for which most wait."""
-        if self._waiting_under is None:
-            self._waiting_under = Counter()
-            for waiting in (waiting for work in self._snapshot.work for waiting in work):
-                for limit_id in self.seat_limits(waiting.layer):
-                    self._waiting_under[limit_id] += waiting.frames
-        return max(
-            self._waiting_under[limit_id] - self._planned_under[limit_id] for limit_id in self.seat_limits(layer)
-        )
+    def _waiting_for(self, limit_id: str) -> int:
+        """How many frames wait under a limit that counts machines, or a number of at least MOST_FRAMES_FOR_A_SEAT.
+
+        Looks at no more layers than that takes, and at each once a plan.
+        """
+        if limit_id not in self._not_counted:
+            under = (work.under_limit(limit_id) for work in self._snapshot.work)
+            self._not_counted[limit_id] = chain.from_iterable(under)
+        while (waiting := self._waiting_under[limit_id] - self._planned_under[limit_id]) < MOST_FRAMES_FOR_A_SEAT:
+            layer = next(self._not_counted[limit_id], None)
+            if layer is None:
+                break
+            self._waiting_under[limit_id] += layer.frames
+        return waiting
 
     def take(self, vertices: Vertices, taken: Resources, host_id: str, *, frames: int = 1) -> None:
         """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""

@@ -43,6 +43,9 @@ class GivenWork:
     def of_job(self, job_id: str) -> list[Waiting]:
         return [waiting for waiting in self if waiting.job.id == job_id]
 
+    def under_limit(self, limit_id: str) -> Iterator[Waiting]:
+        return (waiting for waiting in self if limit_id in waiting.layer.limit_ids)
+
     def least_of_job(self, job_id: str) -> list[tuple[frozenset[str], Resources]]:
         return [(waiting.layer.tags, waiting.need) for waiting in self.of_job(job_id)]
 

@@ -74,6 +74,9 @@ class Known:
     def layers(self, **changes: Any) -> list[str]:
         return [waiting.layer.id for waiting in self.work(**changes)]
 
+    def under(self, limit_id: str) -> list[str]:
+        return [waiting.layer.id for waiting in self.work().under_limit(limit_id)]
+
     def frames(self, layer: Layer) -> list[str] | None:
         portion = self.work().portion(layer)
         return None if portion is None else [frame.id for frame in portion]
@@ -117,6 +120,18 @@ class TestOrder:
 
         assert known.layers() == ["here"]
         assert [waiting.layer.id for waiting in known.work(CLUSTER, make_cluster("elsewhere"))] == ["here", "there"]
+
+    def test_what_waits_under_a_limit_is_what_is_under_it_now(self) -> None:
+        known = Known()
+        known.read(waiting_layer("under", limit_ids=("nuke", "katana")), waiting_layer("other"))
+        known.read(waiting_layer("there", limit_ids=("nuke",), tags=frozenset({"elsewhere"})))
+        assert known.under("nuke") == known.under("katana") == ["under"]
+
+        known.read(waiting_layer("under", limit_ids=("katana",)), waiting_layer("other", limit_ids=("nuke",)))
+        assert (known.under("nuke"), known.under("katana")) == (["other"], ["under"])
+
+        known.read(gone=("under", "other"))
+        assert known.under("nuke") == known.under("katana") == []
 
     def test_where_no_layer_is_left_none_needs_less_than_a_core(self) -> None:
         known = Known()

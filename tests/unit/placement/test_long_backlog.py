@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from opencue_sched.domain.caps import Seats
 from opencue_sched.domain.jobs import Frame
-from opencue_sched.domain.plans import Snapshot
+from opencue_sched.domain.plans import Snapshot, Waiting
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.backlog import JUDGED_PER_PLAN, Backlog
@@ -141,3 +143,47 @@ def test_shows_that_fill_a_farm_together_read_no_more_frames_than_it_takes() -> 
     # then the farm is full, and what was read is not many times what was planned
     assert planner.planned == cores
     assert 20 * read <= 2 * planner.planned
+
+
+class CountingWork:
+    """Counts the layers that a plan looks at for a seat's sake."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self.layers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        for waiting in self._work:
+            self.layers += 1
+            yield waiting
+
+    def under_limit(self, limit_id: str) -> Iterator[Waiting]:
+        for waiting in self._work.under_limit(limit_id):
+            self.layers += 1
+            yield waiting
+
+
+@pytest.mark.parametrize(("under", "each", "most"), [(3, 2, 3), (3_000, 20, 80), (3_000, 1, 1_100)])
+def test_a_new_seat_costs_no_look_at_all_that_waits(backlog: Backlog, under: int, each: int, most: int) -> None:
+    # given layers under a limit of machines, before many that are under none
+    job = make_job("limited", facility_id="fac", priority=JOBS + 1)
+    for number in range(under):
+        layer = make_layer(f"nuke{number}", frames=0, waiting_frames=each, limit_ids=("nuke",))
+        backlog.apply([(job, layer, "v")], read_at=backlog.instant())
+        frames = [Frame(f"{layer.id}f{frame}", "", frame, 0) for frame in range(each)]
+        backlog.apply_portion(layer.id, each, frames, None, read_at=backlog.instant())
+    work: Any = CountingWork(backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0))
+    hosts = [make_host("small", cores=2), make_host("large", cores=64), make_host("middle", cores=8)]
+    seats = {"nuke": Seats(frozenset(), 1)}
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {}, seats=seats)
+
+    # when a plan gives a seat of it
+    planner = Planner(snapshot, FrozenPool(hosts), make_policy(), counting_ids())
+    planner.run()
+
+    # then to the host that takes most, and few layers were looked at for that
+    assert {proc.host.id for proc in planner.procs()} == {"middle" if under == 3 else "large"}
+    assert work.layers <= most
