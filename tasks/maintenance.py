@@ -38,10 +38,10 @@ def reap() -> dict[str, object]:
         count = metrics.record_event
         releaser = Releaser(mine.engine, mine.settings.release, count=count, sender=mine.announcements)
         report = reaper.reap(releaser, RqdKiller(mine.channels), scope=mine.scope, stopping=mine.stopping)
-        # A Cuebot takes the reports, and writes nothing down of frames that its hosts break.
-        early = note_early_failures(mine.engine) if mine.scope.beside_cuebot and not mine.stopping() else 0
         drains = mine.facts.has_frame_history_queue and not mine.stopping()
         events, skipped = frame_history.drain_history(mine.engine) if drains else (0, 0)
+        # A Cuebot takes the reports, and writes nothing down of frames that its hosts break. Once the history has them.
+        early = note_early_failures(mine.engine) if mine.scope.beside_cuebot and not mine.stopping() else 0
     figures = {**asdict(report), "hosts_down": len(report.hosts_down)}
     return {"reaped": True, "history_events": events, "history_skipped": skipped, "early_failures": early, **figures}
 

@@ -6,11 +6,16 @@ within seconds, and few are killed so soon: what failed within a minute is belie
 
 from __future__ import annotations
 
+import structlog
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.clients.store_errors import describe
 from opencue_sched.reports.run_ends import may_be_of_a_host
 from opencue_sched.store.failed_runs import failed_early, note_past_failures
 from opencue_sched.store.limit_bindings import shortages_of
+
+_log = structlog.get_logger(__name__)
 
 EARLY_SECONDS = 60.0
 """A run that failed later may have been killed."""
@@ -21,8 +26,16 @@ MOST_RUNS = 1_000
 
 
 def note_early_failures(engine: Engine) -> int:
-    """Note the frames that failed on their hosts lately (store/failed_runs.py); how many. Safe at any time, anywhere.
-    Raises SQLAlchemy's errors."""
+    """Note the frames that failed on their hosts lately (store/failed_runs.py); how many. Safe at any time, anywhere. A
+    failure is logged: the next call finds the same frames."""
+    try:
+        return _note(engine)
+    except SQLAlchemyError as error:
+        _log.error("early_failures_not_noted", error=describe(error))
+        return 0
+
+
+def _note(engine: Engine) -> int:
     with engine.begin() as connection:
         early = failed_early(connection, since=SINCE_SECONDS, early=EARLY_SECONDS, most=MOST_RUNS)
         failed = [run for run in early if may_be_of_a_host(run["status"])]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
 
 from opencue_sched.coordination.keys import events_lease, move_lease, reap_lease
 from opencue_sched.coordination.leader import exclusive
@@ -224,3 +225,31 @@ def test_beside_a_cuebot_hosts_that_break_frames_are_known_by_the_history(
     upkeep(process)
     with view.engine.connect() as connection:
         assert not breaking_hosts(connection, ())
+
+
+def test_failures_that_cannot_be_noted_keep_no_history_from_being_drained(
+    start: Callable[..., Process], view: FarmView
+) -> None:
+    # given a mess, and a frame that failed, beside a Cuebot that queues its history, without the table of failures
+    with view.farm() as farm:
+        ours, job = mess(farm), farm.job([LayerSpec(frames=1)])
+        farm.run(job.frames, farm.host())
+    view.run_sql("DELETE FROM proc WHERE pk_job = :job", job=job.id)
+    view.run_sql("UPDATE frame SET str_state = 'DEAD', int_exit_status = 1 WHERE pk_job = :job", job=job.id)
+    process = start("cuebot")
+    process.__dict__["facts"] = replace(process.facts, has_frame_history_queue=True)
+    view.run_sql(
+        "CREATE FUNCTION frame_history_drain(p_limit int, p_wait boolean, p_safe boolean, OUT drained int,"
+        " OUT skipped int) LANGUAGE sql AS 'SELECT 7, 0'"
+    )
+    view.run_sql("ALTER TABLE opencue_sched_failed_run RENAME TO gone")
+
+    # when a fleet reaps
+    with capture_logs() as logs:
+        summary = run_task(maintenance.reap, process)
+
+    # then all else is done, and the failure told
+    figures = {"reaped": True, "hosts_down": 1, "history_events": 7, "early_failures": 0}
+    assert summary.items() >= figures.items()
+    assert "early_failures_not_noted" in [entry["event"] for entry in logs]
+    assert ours.put_right(view)[0]
