@@ -1,8 +1,10 @@
-"""Hosts that may take frames now.
+"""Hosts: those that may take frames now, for passes; and all of them with their procs, for people who look and change.
 
-OPEN is the lock gate (a nimby-locked host is not OPEN), UP the hardware gate, and the last report must be fresh. Memory
-is the lesser of what no proc reserves and what the machine reports free. Nothing is taken from the subscription here:
-upstream adds its lagging counters to every host, and every host of a show looked full or free together.
+A host may take frames while it is OPEN (one that NIMBY has locked is not), UP, and its last report is fresh. Its idle
+memory is the lesser of what no proc reserves and what the machine reports free. Amounts are centicores and KB.
+
+What a subscription leaves to a show is not taken off here. Upstream took its lagging counters off every host, so all
+hosts of a show looked full, or free, together.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ from opencue_sched.store.tags import compared_tag
 
 
 def bucket(host_id: str) -> str:
-    """The bucket (domain/shards.py) of the host whose id is in a column. Revision 0018 has an index of these of
-    ``host``."""
+    """An SQL expression for the bucket (domain/shards.py) of the host whose id is in the column ``host_id``.
+
+    The index of revision 0018 has the same expression: PostgreSQL uses it only while the two agree.
+    """
     return f"get_byte(decode(left(md5({host_id}), 2), 'hex'), 0)"
 
 
-# The procs of a host are read where a frame might go beside them, and {wanted}: in a full farm of hardly any, and each
-# has many.
+# What a Host is made of, for a host ``h`` with its statistics ``s`` and allocation ``a``. The layers that run on a host
+# are read only where a frame could still go beside them and the condition {wanted} holds: on a full farm that is so of
+# few hosts, and each host has many procs.
 _COLUMNS = f"""
     h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
@@ -52,7 +57,8 @@ _COLUMNS = f"""
            {HOLD_COLUMNS}
 """  # noqa: S608 - only our own constants
 
-_OF_TAGS = text(
+# The hosts of a facility that carry any of some tags, in any bucket or in some, and at most so many of them.
+_HOSTS_WITH_TAGS = text(
     f"""
     SELECT {_COLUMNS.format(wanted="true")}
     FROM host h JOIN host_stat s USING (pk_host) JOIN alloc a USING (pk_alloc)
@@ -67,9 +73,9 @@ _OF_TAGS = text(
     """  # noqa: S608 - only our own constant
 )
 
-# The hosts of some buckets, by their index, and no others. Of a small farm PostgreSQL would rather read all hosts, and
-# compute the bucket of each.
-_OF_BUCKETS = prepared(
+# The hosts in some buckets, found by the index of buckets. OFFSET 0 keeps the subquery apart: on a small farm
+# PostgreSQL would rather read all hosts and compute the bucket of each.
+_HOSTS_IN_BUCKETS = prepared(
     f"""
     {PLANNED_ONCE}
     SELECT {_COLUMNS.format(wanted="true")}
@@ -81,7 +87,8 @@ _OF_BUCKETS = prepared(
     """  # noqa: S608 - only our own constants
 )
 
-_BY_ID = f"""
+# The hosts with these ids, and for each whether to read what runs on it.
+_HOSTS_BY_ID = f"""
     SELECT {_COLUMNS.format(wanted="named.running")}
     FROM unnest(CAST(:ids AS varchar[]), CAST(:running AS boolean[])) AS named(pk_host, running)
     JOIN {row_of("host", "h", "pk_host = named.pk_host")} ON true
@@ -90,8 +97,8 @@ _BY_ID = f"""
     LEFT JOIN {HELD} ON true
     WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
-_BY_ID_ONCE = prepared(PLANNED_ONCE + _BY_ID)
-_BY_ID_AMONG_OTHERS = text(_BY_ID)
+_HOSTS_BY_ID_PREPARED = prepared(PLANNED_ONCE + _HOSTS_BY_ID)
+_HOSTS_BY_ID_UNPREPARED = text(_HOSTS_BY_ID)
 
 
 def fetch_groups(
@@ -103,14 +110,18 @@ def fetch_groups(
     *,
     most: int | None = None,
 ) -> list[Host]:
-    """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds and in one of these buckets (domain/shards.py); any ``most`` of them, and fewer only where there are no
-    more. One statement, unless rows among so many make no sense."""
-    wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
-    parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
+    """The hosts of a facility that carry one of the tags and are in one of these buckets (domain/shards.py).
+
+    They may be of any allocation. Their last report is at most ``staleness`` seconds old. With ``most``, any so many of
+    them are returned; fewer only where there are no more.
+    """
+    some_buckets = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
+    parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": some_buckets}
+    # Bad rows are skipped, so a limited read that met any may return too few hosts: it is then made again with a higher
+    # limit.
     limit = most
     while True:
-        rows = connection.execute(_OF_TAGS, {**parameters, "most": limit}).all()
+        rows = connection.execute(_HOSTS_WITH_TAGS, {**parameters, "most": limit}).all()
         hosts = _hosts(rows)
         if most is None or limit is None or len(rows) < limit or len(hosts) >= most:
             return hosts[:most]
@@ -120,10 +131,13 @@ def fetch_groups(
 def fetch_buckets(
     connection: Connection, facility_ids: Collection[str], staleness: float, buckets: Collection[int]
 ) -> list[Host]:
-    """The hosts of these buckets in the facilities, whatever tags they carry. It costs as much as these hosts, however
-    many others there are. The rest of the transaction goes by indexes."""
+    """The hosts of the facilities that are in these buckets, whatever tags they carry.
+
+    Their last report is at most ``staleness`` seconds old. The cost is that of these hosts, however many others there
+    are. The planner settings of the statement stay on for the rest of the transaction (PLANNED_ONCE).
+    """
     parameters = {"facilities": texts(facility_ids), "staleness": staleness, "buckets": numbers(sorted(buckets))}
-    return _hosts(connection.execute(_OF_BUCKETS, parameters))
+    return _hosts(connection.execute(_HOSTS_IN_BUCKETS, parameters))
 
 
 def fetch_hosts_by_id(
@@ -134,23 +148,27 @@ def fetch_hosts_by_id(
     but_running: Collection[str] = (),
     planned_once: bool = False,
 ) -> list[Host]:
-    """The hosts of ``ids`` that may take frames now; a host that is absent may not. What runs on the hosts
-    ``but_running`` is not read. ``planned_once``: by a prepared statement; the rest of the transaction goes by indexes
-    then."""
-    statement = _BY_ID_ONCE if planned_once else _BY_ID_AMONG_OTHERS
+    """The hosts of ``ids`` that may take frames now; a host that is absent from the answer may not.
+
+    Their last report is at most ``staleness`` seconds old. What runs on the hosts ``but_running`` is not read: the
+    caller knows. ``planned_once`` uses a prepared statement, whose planner settings stay on for the rest of the
+    transaction (PLANNED_ONCE).
+    """
+    statement = _HOSTS_BY_ID_PREPARED if planned_once else _HOSTS_BY_ID_UNPREPARED
     running = booleans(host_id not in but_running for host_id in ids)
     return _hosts(connection.execute(statement, {"ids": texts(ids), "running": running, "staleness": staleness}))
 
 
 @lru_cache(maxsize=10_000)
 def log_bad_row(table: str, row_id: str, name: str, reason: str) -> None:
-    """Log a row that makes no sense and is skipped: once in this process, as long as it is among the latest 10,000."""
-    import structlog  # which commands that only read hosts start faster without
+    """Log that a row makes no sense and is skipped: once in this process, as long as it is among the latest 10,000."""
+    import structlog  # here: commands that only read hosts start faster without it
 
     structlog.get_logger(__name__).warning(f"{table}_skipped", id=row_id, name=name, reason=reason)
 
 
 def _hosts(rows: Iterable[Row[Any]]) -> list[Host]:
+    """The hosts in rows with _COLUMNS. A row that makes no sense is logged and left out: it must stop no other."""
     hosts = []
     for row in rows:
         try:
@@ -186,7 +204,7 @@ def _host(row: Row[Any]) -> Host:
     )
 
 
-# What many hosts have alike is kept once: ids, tags, systems.
+# What many hosts have in common is one object for all of them: ids, tags, operating systems.
 _NOTHING: Mapping[str, int] = {}
 _os_names = lru_cache(maxsize=1_000)(os_names)
 
@@ -196,7 +214,7 @@ def _tags(*tags: str | None) -> frozenset[str]:
     return frozenset(intern(tag) for tag in tags if tag)
 
 
-# Host by host, through the index: PostgreSQL would read the tags of all hosts for those of a hundred.
+# The tags of these hosts, looked up host by host: for a hundred hosts PostgreSQL would otherwise read the tags of all.
 _TAGS_OF_HOSTS = text(
     f"""
     SELECT unnest(ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = wanted.pk_host))
@@ -205,8 +223,8 @@ _TAGS_OF_HOSTS = text(
 )
 
 
-# Whether there are so many hosts; where there are fewer, how many.
-_COUNT = text(
+# How many hosts there are in some facilities, or in all; counting stops at :most.
+_COUNT_HOSTS = text(
     """
     SELECT count(*) FROM (
         SELECT FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
@@ -219,10 +237,10 @@ _COUNT = text(
 
 def count_hosts(connection: Connection, facilities: Sequence[str] | None, *, most: int) -> int:
     """How many hosts there are in these facilities (None: all), up or not; no more than ``most`` are counted."""
-    return int(connection.execute(_COUNT, {"facilities": facilities, "most": most}).scalar_one())
+    return int(connection.execute(_COUNT_HOSTS, {"facilities": facilities, "most": most}).scalar_one())
 
 
-# The names that are those of two hosts but for case, each group sorted.
+# Names of hosts that differ in case alone: each group of them sorted.
 _NAMES_IN_TWO_CASES = text(
     """
     SELECT array_agg(str_name ORDER BY str_name) FROM host
@@ -236,11 +254,15 @@ def names_in_two_cases(connection: Connection) -> Sequence[list[str]]:
     return connection.execute(_NAMES_IN_TWO_CASES).scalars().all()
 
 
+# The name with domain of a host, or its short name where none was reported.
 _FULL_NAME = text("SELECT coalesce(str_fqdn, str_name) FROM host WHERE str_name = :name")
 
 
 def full_names(engine: Engine) -> Callable[[str], str]:
-    """What looks up the name with domain under which a host reports: for RqdChannels. It raises RqdFailure."""
+    """A function for RqdChannels that returns the name, with domain, under which a host reports.
+
+    It raises RqdFailure when PostgreSQL does not answer.
+    """
 
     def look_up(name: str) -> str:
         try:
@@ -253,15 +275,17 @@ def full_names(engine: Engine) -> Callable[[str], str]:
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:
-    """Every tag, as it is compared, that one of these hosts carries."""
+    """The tags, as they are compared, that at least one of these hosts carries."""
     return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": list(ids)}).scalars())
 
 
-# Hosts as people look at them, and what they change: locks, tags, allocation. Centicores, KB.
+# Hosts as people look at them, and what people change: locks, tags, allocation.
 #
-# Every change locks the host rows in id order first, as booking does (which skips locked hosts).
+# Every change locks the host rows in id order first, as a booking does (which skips locked hosts): so no two wait for
+# each other.
 
-_HOSTS = text(
+# Hosts with their allocation, facility, tags and number of procs; each condition holds for all where its value is NULL.
+_LIST_HOSTS = text(
     f"""
     SELECT host.pk_host AS id, host.str_name AS host, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
            alloc.pk_facility AS facility_id, facility.str_name AS facility, str_lock_state AS lock,
@@ -288,7 +312,8 @@ _HOSTS = text(
      ORDER BY host.str_name LIMIT :most
     """  # noqa: S608 - only our own constant
 )
-_PROCS = text(
+# Procs with the names of their job, layer, frame and host; each condition holds for all where its value is NULL.
+_LIST_PROCS = text(
     """
     SELECT proc.pk_proc AS id, job.str_name AS job, frame.str_name AS frame, int_cores_reserved AS centicores,
            proc.int_mem_reserved AS memory_kb, proc.int_mem_used AS used_memory_kb, int_gpus_reserved AS gpus,
@@ -307,6 +332,7 @@ _PROCS = text(
      ORDER BY ts_dispatched, proc.pk_proc LIMIT :most
     """
 )
+# Set the lock of hosts whose lock, and its source, are still what the caller expects; the ids of those changed.
 _SET_LOCK = text(
     """
     UPDATE host SET str_lock_state = :new, str_lock_source = :source
@@ -315,10 +341,13 @@ _SET_LOCK = text(
     RETURNING pk_host
     """
 )
+# Set the hardware state of a host that has one of the expected ones.
 _SET_STATE = text(
     "UPDATE host_stat SET str_state = :new WHERE pk_host = :host AND str_state = ANY(CAST(:old AS varchar[]))"
 )
-# Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
+# Three statements, one after the other: take tags of a kind away, add others, and write ``host.str_tags`` anew. That
+# column is only for display and is cut at 128 characters: Cuebot's recalculate_tags() fails on more, and with it the
+# host.
 _SET_TAGS = (
     text(
         f"""
@@ -361,15 +390,15 @@ def list_hosts(
     part: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """Hosts by name; of these ids, an allocation, lock state or hardware state, with any of ``tags``, or with ``part``
-    in their name.
+    """Hosts in the order of their names; only those that meet every condition that is given.
 
-    ``locked_centicores`` are locked on its RQD; ``free_memory_kb`` is what the machine itself reports free; ``load`` in
-    hundredths, as reported; ``report_age``: seconds since its last report.
+    The conditions are: one of the ids, the allocation, lock state or hardware state, any of ``tags``, and ``part`` in
+    the name. In a row ``locked_centicores`` are locked on the host's RQD, ``free_memory_kb`` is what the machine itself
+    reports free, ``load`` is in hundredths, as reported, and ``report_age`` is in seconds since the last report.
     """
     any_tag = None if tags is None else list(map(normalise_tag, tags))
-    wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}
-    return connection.execute(_HOSTS, {**wanted, "most": most}).all()
+    conditions = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}
+    return connection.execute(_LIST_HOSTS, {**conditions, "most": most}).all()
 
 
 def list_procs(
@@ -383,11 +412,13 @@ def list_procs(
     alloc_id: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """What runs, the oldest first: of these ids or frames, a host, job, show or allocation. ``frame`` and ``frame_id``
-    are None when the frame was taken off its proc."""
+    """Procs, the one that was dispatched first in front; only those that meet every condition that is given.
+
+    ``frame`` and ``frame_id`` are None when the frame was taken off its proc.
+    """
     procs, frames = (None if ids is None else list(ids) for ids in (proc_ids, frame_ids))
-    wanted = {"procs": procs, "frames": frames, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id}
-    return connection.execute(_PROCS, {**wanted, "most": most}).all()
+    conditions = {"procs": procs, "frames": frames, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id}
+    return connection.execute(_LIST_PROCS, {**conditions, "most": most}).all()
 
 
 RQD_LOCK_SOURCE = "RQD"
@@ -403,15 +434,17 @@ def set_lock(
     new: str,
     source: str,
 ) -> list[str]:
-    """Change the lock of hosts that have one of the ``old`` states, set by ``old_source`` if that is given; the ids of
-    those changed."""
+    """Change the lock of those hosts that are in one of the ``old`` states; returns the ids of the hosts changed.
+
+    With ``old_source``, only a lock that this source has set is changed.
+    """
     lock_hosts(connection, host_ids)
-    wanted = {"hosts": list(host_ids), "old": list(old), "old_source": old_source, "new": new, "source": source[:128]}
-    return list(connection.execute(_SET_LOCK, wanted).scalars())
+    change = {"hosts": list(host_ids), "old": list(old), "old_source": old_source, "new": new, "source": source[:128]}
+    return list(connection.execute(_SET_LOCK, change).scalars())
 
 
 def set_state(connection: Connection, host_id: str, *, old: Collection[HardwareState], new: HardwareState) -> bool:
-    """Change the hardware state of a host that has one of the ``old`` ones; whether it had."""
+    """Change the hardware state of a host that is in one of the ``old`` states; returns whether it was."""
     lock_hosts(connection, [host_id])
     return connection.execute(_SET_STATE, {"host": host_id, "old": list(old), "new": new}).rowcount > 0
 
@@ -424,9 +457,10 @@ def set_tags(
     add: Collection[str] = (),
     drop: Collection[str] | None = None,
 ) -> None:
-    """Give hosts tags of a kind, and take from them those of it to ``drop``, or all others. Lock several first.
+    """Give hosts the tags to ``add``, of one kind, and take from them the tags to ``drop`` of that kind.
 
-    A tag that is there in another case is the same one; where all others go, it gets the new spelling.
+    Without ``drop`` they lose all other tags of that kind, and a tag that they have in another case gets the new
+    spelling. Tags that differ in case alone are the same tag. The caller locks the hosts first where they are several.
     """
     dropped = None if drop is None else list(map(normalise_tag, drop))
     for statement in _SET_TAGS:
@@ -436,13 +470,16 @@ def set_tags(
 
 
 def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -> None:
-    """Put hosts into another allocation, with its tag in place of the old one. Lock them first."""
+    """Put hosts into another allocation, with its tag in place of the old one. The caller locks them first."""
     set_rows(connection, "host", "pk_host", host_ids, {"pk_alloc": alloc_id})
     tag = connection.execute(text("SELECT str_tag FROM alloc WHERE pk_alloc = :alloc"), {"alloc": alloc_id}).scalar()
     set_tags(connection, host_ids, ClusterKind.ALLOC, add=[tag] if tag else [])
 
 
 def delete_host(connection: Connection, host_id: str) -> None:
-    """Delete a host, its tags, statistics and comments. It comes back when its RQD reports again. Lock it first."""
+    """Delete a host with its tags, statistics and comments. The caller locks it first.
+
+    The host comes back when its RQD reports again.
+    """
     for name in ("comments", "opencue_sched_locked_cores", "host"):
         delete_rows(connection, name, "pk_host", host_id)
