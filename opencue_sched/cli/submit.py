@@ -1,4 +1,4 @@
-"""``opencue-sched submit``."""
+"""The command ``opencue-sched submit``: check a job file, submit it, and wait for the job if asked to."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
     for note in notes:
         click.echo(note, err=True)
     with farm() as engine:
-        ended = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
-    return replace(ended, document={**document, "ended": ended.document[0]})
+        done = wait_for(engine, [NamedRow(submitted.job_id, submitted.name)])
+    return replace(done, document={**document, "ended": done.document[0]})
 
 
 def _lines(submitted: Submitted) -> list[str]:
+    """The lines for people: the job, its id (none after a dry run), where its logs go, and its layers."""
     verb = "would submit" if submitted.dry_run else "submitted"
     paused = ", paused" if submitted.paused else ""
     lines = [f"{verb} {submitted.name} ({counted(submitted.frames, 'frame')}{paused})"]
@@ -64,7 +65,7 @@ def _lines(submitted: Submitted) -> list[str]:
         lines.append(f"  id      {submitted.job_id}")
     lines.append(f"  logs    {submitted.log_dir}")
     for layer in submitted.layers:
-        held = layer.frames - layer.waiting
-        waits = "" if not held else f", {held if layer.waiting else 'all'} waiting for other frames"
-        lines.append(f"  layer   {layer.name}: {counted(layer.frames, 'frame')}{waits}")
+        depending = layer.frames - layer.waiting
+        note = "" if not depending else f", {depending if layer.waiting else 'all'} waiting for other frames"
+        lines.append(f"  layer   {layer.name}: {counted(layer.frames, 'frame')}{note}")
     return lines
