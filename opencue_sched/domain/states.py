@@ -80,12 +80,15 @@ _EXIT_MEANINGS: Mapping[int, str] = {
 
 
 def exit_meaning(status: int) -> str:
-    """What a frame's exit status says of its end: OpenCue's own ones, a shell's, and 128 with a signal."""
+    """What an exit status says of how a frame ended.
+
+    It may be one of OpenCue's own, one of a shell's (126, 127), or 128 and the number of a signal.
+    """
     return _EXIT_MEANINGS.get(status) or signal_words(status - 128) or "its command failed"
 
 
 def signal_words(number: int) -> str:
-    """``killed by signal 11 (SIGSEGV)``; empty for what is no signal."""
+    """``killed by signal 11 (SIGSEGV)``; empty for a number that is no signal's."""
     try:
         return f"killed by signal {number} ({signal.Signals(number).name})"
     except ValueError:
@@ -93,9 +96,9 @@ def signal_words(number: int) -> str:
 
 
 STATUSES_NOT_OF_A_HOST = frozenset(ExitStatus) - {ExitStatus.FAILED_LAUNCH}
-"""Exit statuses that say nothing of the host that a frame ran on; a launch that RQD failed at does."""
+"""Exit statuses that say nothing of the host that a frame ran on. FAILED_LAUNCH does: the RQD of that host failed."""
 SIGNALS_OF_A_CRASH = frozenset({signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV})
-"""Signals by which a process ends itself. By any other it is killed."""
+"""Signals that mean a crash of the process itself. A process that any other signal ends was killed."""
 
 STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
     ExitStatus.SUCCESS,
