@@ -47,7 +47,7 @@ class Enqueued:
     """The ticket of the message to send now; 0 when none is to be sent."""
     again: bool = False
     """Whether a message was sent before that nobody took."""
-    resting: bool = False
+    sleeping: bool = False
     """Whether the posting sleeps, or cools down, until a time."""
 
 
@@ -180,8 +180,8 @@ class ClusterPostings(BoardScripts):
             calls.append(args)
         answers = [posting for page in self.call_each("board_enqueue", calls, fence=fence) for posting in page]
         return [
-            Enqueued(cluster, str(uuid), int(ticket), bool(again), bool(resting))
-            for cluster, (uuid, ticket, again, resting) in zip(listed, answers, strict=True)
+            Enqueued(cluster, str(uuid), int(ticket), bool(again), bool(sleeping))
+            for cluster, (uuid, ticket, again, sleeping) in zip(listed, answers, strict=True)
         ]
 
     def withdraw(self, uuids: Sequence[str], *, fence: Fence | None = None) -> int:
