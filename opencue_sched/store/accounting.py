@@ -1,6 +1,6 @@
 """Caps and bookings as PostgreSQL holds them, for the counters in Redis. Cores are centicores throughout.
 
-Caps: subscription, folder_resource, job_resource, point, limit_record. Bookings: proc.
+Caps are read from subscription, folder_resource, job_resource, point and limit_record, bookings from proc.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from opencue_sched.store.pending import countable
 
 # ruff: noqa: S608 - the statements are put together from constants of this module only
 
-# Of two snapshots of one server the one that sees more commits has a higher xmax, or the same and fewer transactions in
-# progress below it. A clock cannot tell: it is read before its snapshot is taken, or after.
+# The start of the server's process, and a number that is higher the more commits this snapshot sees. Of two snapshots
+# of one server, the one that sees more commits has a higher xmax, or the same xmax and fewer transactions in progress
+# below it. So the number is xmax times 8192 less the transactions in progress, of which at most 8191 count. A clock
+# could not order snapshots: it is not read at the moment at which the snapshot is taken.
 _CAPS_VERSION = text(
     """
     SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint) || '|' ||
@@ -25,6 +27,7 @@ _CAPS_VERSION = text(
       FROM pg_current_snapshot() AS seen
     """
 )
+# The managed shows, and the version of the row of each.
 _MANAGED_VERSIONS = text(
     """
     SELECT pk_show, CAST(xmin AS text) AS version FROM show
@@ -32,44 +35,59 @@ _MANAGED_VERSIONS = text(
     """
 )
 
-# Of each kind of vertex (accounting.keys.VertexKind): its ids, in the order of its key, then its caps by their names in
-# the accounting reference.
-_SUBSCRIPTIONS = "SELECT pk_show, pk_alloc, int_size AS size, int_burst AS burst FROM subscription"
-_FOLDERS = """
+# A statement for each kind of vertex (accounting.keys.VertexKind): the ids of a vertex, in the order of its key, and
+# its caps, by their names in the accounting reference.
+_SUBSCRIPTION_CAPS = "SELECT pk_show, pk_alloc, int_size AS size, int_burst AS burst FROM subscription"
+_FOLDER_CAPS = """
     SELECT pk_folder, resource.int_min_cores, resource.int_max_cores, resource.int_min_gpus, resource.int_max_gpus,
            folder.pk_show AS show_id
       FROM folder_resource resource JOIN folder USING (pk_folder)
 """
-_JOBS = """
+_JOB_CAPS = """
     SELECT pk_job, resource.int_max_cores, resource.int_max_gpus, resource.int_priority
       FROM job_resource resource JOIN job USING (pk_job)
 """
-_POINTS = "SELECT pk_dept, pk_show, int_min_cores, -1 AS int_max_cores FROM point"
-# Whether the ledger has what runs of a show: not of one that books elsewhere, nor of a managed one that is not
-# imported, or whose row changed since it was.
+_POINT_CAPS = "SELECT pk_dept, pk_show, int_min_cores, -1 AS int_max_cores FROM point"
+# Whether the ledger has the frames of a ``show`` that run: it is managed, was imported, and its row has not changed
+# since.
 _IN_LEDGER = """show.b_scheduler_managed AND EXISTS (
     SELECT 1
       FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[])) AS note(show, version)
      WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text))
 """
-# A limit of NULL admits none, as in OpenCue's comparison. int_foreign is what the frames that the ledger does not have
-# leave of it, counted as OpenCue counts: running frames. A layer that lists a limit twice takes it once. Of a limit
-# that counts machines, other_machines are those on which such frames run, or local ones, which the ledger has late. Of
-# a limit that was reported they are those of frames that the report need not show yet, as are foreign_pending; machines
-# of older ones hold it, and count no more (past_machines).
-_PENDING = "(terms.reported_at IS NULL OR proc.ts_dispatched > terms.reported_at - make_interval(secs => :window))"
+# Whether a licence server's report of a limit may not show a frame yet: there is none, or the frame started too late
+# for it.
+_MAY_MISS_IN_REPORT = (
+    "(terms.reported_at IS NULL OR proc.ts_dispatched > terms.reported_at - make_interval(secs => :window))"
+)
 
 
-def _machines(pending: str) -> str:
+def _machines(condition: str) -> str:
+    """SQL for the hosts on which frames hold a limit without the ledger's knowledge, if it is one that counts machines.
+
+    These are frames that the ledger does not have, and local ones, which it has late; of either, those whose ``proc``
+    meets the condition.
+    """
     return f"""
            CASE WHEN terms.counts_machines THEN
                ARRAY(SELECT DISTINCT proc.pk_host
                        FROM layer_limit JOIN proc USING (pk_layer) JOIN show USING (pk_show)
                       WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
-                        AND (proc.b_local OR NOT ({_IN_LEDGER})) AND {pending}) END"""
+                        AND (proc.b_local OR NOT ({_IN_LEDGER})) AND {condition}) END"""
 
 
-_LIMITS = f"""
+# The caps of limits, with what holds each limit by frames that the ledger does not have ("foreign" frames):
+# int_max_value    its maximum; a limit of NULL admits none, as in OpenCue's comparison
+# int_machines     how many machines may hold it; empty for a limit that counts frames (TERMS)
+# int_frames       how many frames may hold it; empty for a limit of machines, and for one that is only a maximum
+#                  (TERMS)
+# int_foreign      foreign frames that run, counted as OpenCue counts them; a layer that lists the limit twice takes it
+#                  once
+# foreign_pending  of a limit that int_frames bounds: foreign frames that its licence server's report may not show yet
+# other_machines   of a limit that counts machines: those of foreign and local frames that the report may not show yet
+# past_machines    likewise, but of frames that the report must show: they hold the limit, and only the report counts
+#                  them
+_LIMIT_CAPS = f"""
     SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
            coalesce(CAST(terms.machines AS text), '') AS int_machines,
            coalesce(CAST(terms.frames AS text), '') AS int_frames, terms.terms,
@@ -88,27 +106,30 @@ _LIMITS = f"""
                           FROM layer_limit
                          WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record) limited
                   JOIN proc USING (pk_layer) JOIN show USING (pk_show)
-                 WHERE NOT ({_IN_LEDGER}) AND {_PENDING}) END AS foreign_pending,
-           {_machines(_PENDING)} AS other_machines, {_machines(f"NOT {_PENDING}")} AS past_machines
+                 WHERE NOT ({_IN_LEDGER}) AND {_MAY_MISS_IN_REPORT}) END AS foreign_pending,
+           {_machines(_MAY_MISS_IN_REPORT)} AS other_machines,
+           {_machines(f"NOT {_MAY_MISS_IN_REPORT}")} AS past_machines
       FROM limit_record {TERMS}
 """
-_PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
-# Of each kind: the statement, which rows have one of the ids, and which belong to one of the shows.
+_IN_PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
+# For each kind of vertex: the statement, the condition for rows with one of the ids, and the condition for rows of one
+# of the shows.
 _CAPS = {
-    "sub": (_SUBSCRIPTIONS, f"(pk_show, pk_alloc) {_PAIRS}", "pk_show = ANY(:shows)"),
-    "folder": (_FOLDERS, "pk_folder = ANY(:first)", "folder.pk_show = ANY(:shows)"),
-    "job": (_JOBS, "pk_job = ANY(:first)", "job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'"),
-    "point": (_POINTS, f"(pk_dept, pk_show) {_PAIRS}", "pk_show = ANY(:shows)"),
-    "limit": (_LIMITS, "pk_limit_record = ANY(:first)", "true"),
+    "sub": (_SUBSCRIPTION_CAPS, f"(pk_show, pk_alloc) {_IN_PAIRS}", "pk_show = ANY(:shows)"),
+    "folder": (_FOLDER_CAPS, "pk_folder = ANY(:first)", "folder.pk_show = ANY(:shows)"),
+    "job": (_JOB_CAPS, "pk_job = ANY(:first)", "job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'"),
+    "point": (_POINT_CAPS, f"(pk_dept, pk_show) {_IN_PAIRS}", "pk_show = ANY(:shows)"),
+    "limit": (_LIMIT_CAPS, "pk_limit_record = ANY(:first)", "true"),
 }
-_BY_ID = {kind: text(f"{caps} WHERE {with_id}") for kind, (caps, with_id, _) in _CAPS.items()}
-_OF_SHOWS = {kind: text(f"{caps} WHERE {of_show}") for kind, (caps, _, of_show) in _CAPS.items()}
+_CAPS_BY_ID = {kind: text(f"{caps} WHERE {with_id}") for kind, (caps, with_id, _) in _CAPS.items()}
+_CAPS_OF_SHOWS = {kind: text(f"{caps} WHERE {of_show}") for kind, (caps, _, of_show) in _CAPS.items()}
 
 
 def caps_version(connection: Connection) -> str:
-    """What a REPEATABLE READ transaction sees, as ``server|number``: a snapshot with more commits has a higher number.
+    """A version for what a REPEATABLE READ transaction sees, as ``server|number``.
 
-    ``server`` is the start of the server's process: another one, after a fail-over or a restart, begins anew.
+    Of two snapshots of one server, the one with more commits has the higher number. ``server`` is the start of the
+    server's process: after a fail-over or a restart it is another one, and numbers of the two cannot be compared.
     """
     return str(connection.execute(_CAPS_VERSION).scalar_one())
 
@@ -119,7 +140,10 @@ def managed_show_ids(connection: Connection) -> frozenset[str]:
 
 
 def managed_show_versions(connection: Connection, show_ids: Sequence[str] | None = None) -> dict[str, str]:
-    """The same, or those of ``show_ids``, each with the version of its row: another one after every change."""
+    """Managed shows, only those of ``show_ids`` where these are given, each with the version of its row.
+
+    Every change of the row gives it another version.
+    """
     return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS, {"shows": show_ids})}
 
 
@@ -132,27 +156,32 @@ def fetch_caps(
     ids: Collection[tuple[str, ...]] | None = None,
     show_ids: Collection[str] = (),
 ) -> Sequence[Row[Any]]:
-    """Rows of ids and caps of vertices of a kind: of these ``ids``, where one that does not exist has no row; or of all
-    in these shows, but of FINISHED jobs, and of every limit.
+    """Rows with the ids and the caps of vertices of one kind.
 
-    ``imported``: the shows whose frames the ledger has, each with the version of its row then. What started later than
-    ``settle_window_seconds`` before a licence server was asked, its report need not show.
+    With ``ids`` they are those vertices; one that does not exist has no row. Otherwise they are all vertices of
+    ``show_ids``, except jobs that are FINISHED; limits belong to no show, so all of them are returned.
+
+    ``imported``: the shows whose frames the ledger has, each with the version of its row when it was imported. A frame
+    that started less than ``settle_window_seconds`` before a licence server was asked may be missing in its report.
     """
-    wanted: dict[str, object] = {}
+    for_limits: dict[str, object] = {}
     if kind == "limit":
-        wanted |= {"imported": list(imported), "versions": list(imported.values()), "window": settle_window_seconds}
+        for_limits = {"imported": list(imported), "versions": list(imported.values()), "window": settle_window_seconds}
     if ids is None:
-        return connection.execute(_OF_SHOWS[kind], {**wanted, "shows": list(show_ids)}).all()
-    pairs = {"first": [id_pair[0] for id_pair in ids], "second": [id_pair[-1] for id_pair in ids]}
-    return connection.execute(_BY_ID[kind], {**wanted, **pairs}).all()
+        return connection.execute(_CAPS_OF_SHOWS[kind], {**for_limits, "shows": list(show_ids)}).all()
+    # A vertex has one id or two; where it has one, its statement reads the first alone.
+    pairs = {"first": [vertex_ids[0] for vertex_ids in ids], "second": [vertex_ids[-1] for vertex_ids in ids]}
+    return connection.execute(_CAPS_BY_ID[kind], {**for_limits, **pairs}).all()
 
 
-# The proc table as the ledger should mirror it: managed shows' procs with what they take and from whom.
+# The proc table as the ledger should mirror it: the procs of managed shows, what each takes, and the vertices that it
+# takes this from.
 #
-# Rules: every proc of a managed show counts, whoever booked it; a local proc has no subscription (the reference's sums
-# exclude it there only); the vertices are those of the job's folder and department and the host's allocation of now.
+# Every proc of a managed show counts, whether this scheduler booked it or a Cuebot. A local proc takes nothing from a
+# subscription: the reference's sums leave it out there, and only there. Folder, department and allocation are those
+# that the job and the host have now.
 
-_PROCS = text(
+_MANAGED_PROCS = text(
     f"""
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,
            coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
@@ -176,6 +205,7 @@ _PROCS = text(
        AND (CAST(:layers AS varchar[]) IS NULL OR proc.pk_layer = ANY(CAST(:layers AS varchar[])))
     """
 )
+# The layers with any of these limits of which a frame runs.
 _LAYERS_UNDER = text(
     """
     SELECT DISTINCT pk_layer FROM layer_limit
@@ -183,6 +213,7 @@ _LAYERS_UNDER = text(
        AND EXISTS (SELECT FROM proc WHERE proc.pk_layer = layer_limit.pk_layer)
     """
 )
+# How many COMMITs have been at work for some seconds. A synchronous standby or a slow disk may hold one up.
 _UNFINISHED_COMMITS = text(
     """
     SELECT count(*) FROM pg_stat_activity
@@ -200,26 +231,27 @@ def procs(
     proc_ids: Collection[str] | None = None,
     layer_ids: Collection[str] | None = None,
 ) -> Iterator[Row[Any]]:
-    """Procs of managed shows, of these shows, ids or layers where such are given, with their vertices: an empty id
-    where there is none.
+    """Procs of managed shows with their vertices; only those that meet every condition that is given.
 
-    ``centicores`` and ``gpus`` are what counts of those reserved. ``limits`` are ids joined by commas, in no order,
-    with an @ behind each that counts machines, and a ~ behind each of frames that was reported.
-    ``local_seconds``: how long ago a local proc was booked; None of any other.
+    A vertex that a proc does not have is an empty id. ``centicores`` and ``gpus`` are as much of what is reserved as
+    counts. ``limits`` are ids joined by commas, in no order; an @ follows the id of a limit that counts machines, and a
+    ~ that of a limit of frames that a licence server has reported. ``local_seconds`` says how long ago a local proc was
+    booked; it is None for all others.
     """
-    shows, ids, layers = (None if wanted is None else list(wanted) for wanted in (show_ids, proc_ids, layer_ids))
+    shows, ids, layers = (None if given is None else list(given) for given in (show_ids, proc_ids, layer_ids))
     rows = connection.execution_options(yield_per=_ROWS_PER_FETCH)
-    yield from rows.execute(_PROCS, {"shows": shows, "ids": ids, "layers": layers})
+    yield from rows.execute(_MANAGED_PROCS, {"shows": shows, "ids": ids, "layers": layers})
 
 
 def layers_under(connection: Connection, limit_ids: Collection[str]) -> list[str]:
-    """Layers under these limits of which frames run."""
+    """The ids of layers that have one of these limits and of which a frame runs."""
     return list(connection.execute(_LAYERS_UNDER, {"limits": list(limit_ids)}).scalars())
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:
-    """How many COMMITs the server has taken so many seconds ago, or more, and not finished: no snapshot has their rows.
+    """How many COMMITs the server got ``seconds`` ago or earlier and has not finished: no snapshot has their rows yet.
 
-    It lets one take as long as it takes, whatever its time-outs: a disk may be slow, a synchronous standby away.
+    PostgreSQL ends no COMMIT early, whatever its time-outs: a slow disk or an absent synchronous standby may hold one
+    up for as long as it likes.
     """
     return int(connection.execute(_UNFINISHED_COMMITS, {"seconds": seconds}).scalar_one())
