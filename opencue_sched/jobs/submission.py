@@ -1,8 +1,8 @@
-"""Submitting a job: checked against the farm, stored and activated in one transaction, in a constant number of
-statements.
+"""Submitting a job: it is checked against the farm, stored and activated in one transaction.
 
-What the job's file leaves open is what the folder says, then the show. Frames go in as SETUP and are activated at the
-end, as Cuebot does; the database's own trigger then wakes the scheduler.
+The number of statements does not grow with the job. A value that the job's file leaves open is taken from the folder,
+and where the folder has none either, from the show. Frames go in as SETUP and are activated at the end, as Cuebot does;
+the database's own trigger then wakes the scheduler.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SubmittedLayer:
-    """A layer that went in. ``waiting``: frames that could run at once; the others wait for something."""
+    """A layer of a job that was submitted."""
 
     id: str
     name: str
     frames: int
+    """How many frames it has."""
     waiting: int
+    """How many of its frames are WAITING, so could run at once; the others depend on something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job that went in (or would have: ``dry_run``). ``notes`` are sentences the submitter should read."""
+    """A job that was submitted, or with ``dry_run`` would have been."""
 
     dry_run: bool
     job_id: str
@@ -56,6 +58,7 @@ class Submitted:
     log_dir: str
     layers: tuple[SubmittedLayer, ...]
     notes: tuple[str, ...]
+    """Sentences that the submitter should read."""
 
 
 def submit_job(
@@ -66,10 +69,10 @@ def submit_job(
     dry_run: bool = False,
     unserved: Callable[[Connection, str, Settings], list[str]] = lambda *_: [],
 ) -> Submitted:
-    """Store and activate a job. ``dry_run`` does it all and takes it back.
+    """Store and activate a job. With ``dry_run`` all of it is done, and then rolled back.
 
-    ``unserved`` notes what of the stored job the farm could not serve. Raises InvalidFile naming everything that is
-    wrong; then nothing was stored.
+    ``unserved`` returns notes on what of the stored job the farm could not serve. Raises InvalidFile naming everything
+    that is wrong; then nothing was stored.
     """
     with engine.connect() as connection:
         with connection.begin() as transaction:
@@ -79,7 +82,7 @@ def submit_job(
                 transaction.rollback()
         if not dry_run:
             log.info("job_submitted", job=submitted.job_id, name=submitted.name, frames=submitted.frames)
-            # After the commit: nobody waits for locks meanwhile.
+            # After the commit: these reads may take long, and nobody is to wait for the transaction's locks meanwhile.
             notes = unserved(connection, submitted.job_id, settings)
     return replace(submitted, notes=(*submitted.notes, *notes))
 
@@ -88,20 +91,20 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
     place = _find_place(connection, spec, settings)
     show = place.show
     job = _job_row(spec, place, settings)
-    _refuse_impossible(spec, job)
-    depends, met = _depends(job["job"], spec, place)
+    _refuse_more_than_the_job_may_have(spec, job)
+    depends, notes_on_met = _depends(job["job"], spec, place)
     layers: list[dict[str, Any]] = []
-    frames: list[tuple[str, str, str, int, int, int, int]] = []
-    for order, (layer, new) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
-        layers.append(_layer_row(layer, new.layer, order))
+    frames: list[tuple[str, str, str, int, int, int, int]] = []  # in the order that submit.insert_job describes
+    for order, (layer, ids) in enumerate(zip(spec.layers, depends.layers.values(), strict=True), start=1):
+        layers.append(_layer_row(layer, ids.layer, order))
         frames += [
-            (frame, new.layer, frame_name(number, layer.name), number, position, order, depends.waits_for[frame])
-            for position, (number, frame) in enumerate(new.frames.items())
+            (frame_id, ids.layer, frame_name(number, layer.name), number, position, order, depends.waits_for[frame_id])
+            for position, (number, frame_id) in enumerate(ids.frames.items())
         ]
     if not submit.insert_job(connection, job, layers, frames, [row._asdict() for row in depends.rows]):
         name = spec.full_name
         raise InvalidFile(f"name: a job called {name!r} is already pending; kill it first or choose another")
-    notes = [*_variables_dropped(spec), *met]
+    notes = [*_notes_on_variables(spec), *notes_on_met]
     if not show.managed:
         command = f"opencue-sched show managed {show.name} on"
         notes = [f"show {show.name} is not managed by this scheduler; `{command}` hands it over", *notes]
@@ -120,24 +123,24 @@ def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_ru
         log_dir=job["log_dir"],
         layers=tuple(
             SubmittedLayer(
-                new.layer,
+                ids.layer,
                 name,
-                len(new.frames),
-                sum(not depends.waits_for[frame_id] for frame_id in new.frames.values()),
+                len(ids.frames),
+                sum(not depends.waits_for[frame_id] for frame_id in ids.frames.values()),
             )
-            for name, new in depends.layers.items()
+            for name, ids in depends.layers.items()
         ),
         notes=tuple(notes),
     )
 
 
-def _variables_dropped(spec: JobSpec) -> Iterator[str]:
-    """Notes on names of variables that a frame's command may not see."""
-    environments = {"env": spec.env} | {f"layers[{place}].env": layer.env for place, layer in enumerate(spec.layers)}
+def _notes_on_variables(spec: JobSpec) -> Iterator[str]:
+    """Notes on environment variables that a frame's command may not see."""
+    environments = {"env": spec.env} | {f"layers[{index}].env": layer.env for index, layer in enumerate(spec.layers)}
     for path, environment in environments.items():
         if names := shell_drops(environment):
-            said = f"a shell may drop {', '.join(names)} on its way to the command"
-            yield f"{path}: {said}; names are letters, digits and '_'"
+            note = f"a shell may drop {', '.join(names)} on its way to the command"
+            yield f"{path}: {note}; names are letters, digits and '_'"
 
 
 # The rows of the job and its layers, as store.submit names their columns.
@@ -156,7 +159,7 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]
         "facility_id": place.facility.id,
         "dept_id": place.dept_id,
         "full_name": spec.full_name,
-        # As in OpenCue.
+        # Where OpenCue's own submission has its jobs log.
         "log_dir": spec.log_dir or f"{logs}/{show.name}/{spec.shot}/logs/{spec.full_name}--{job_id}",
         "paused": spec.paused or show.paused,
         "min_cores": max(CENTICORES_PER_CORE, _first(spec.min_cores, folder.job_min_cores, show.default_min_cores)),
@@ -168,15 +171,19 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]
 
 
 def _first(of_job: int | None, of_folder: int, of_show: int) -> int:
-    """The job's own value, else the folder's (-1: none), else the show's."""
+    """The job's own value, else the folder's (below 0: it has none), else the show's."""
     if of_job is not None:
         return of_job
     return of_folder if of_folder >= 0 else of_show
 
 
-def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:
-    """Frames that want more than the job may have, by its file, its folder or its show."""
+def _refuse_more_than_the_job_may_have(spec: JobSpec, job: Mapping[str, Any]) -> None:
+    """Raise InvalidFile for layers whose frames need more than the job may have.
+
+    What it may have is said by its file, its folder or its show.
+    """
     problems = []
+    # 0 and below mean no maximum.
     cores, gpus = job["max_cores"] // CENTICORES_PER_CORE, job["max_gpus"]
     for position, layer in enumerate(spec.layers):
         if 0 < cores < layer.least_cores:
@@ -203,22 +210,23 @@ def _layer_row(spec: LayerSpec, layer_id: str, order: int) -> dict[str, Any]:
 
 # Where a job goes: the show, folder, facility, department, limits and other jobs that its file names.
 #
-# Everything that is not there is said at once, each with the name that was probably meant.
+# All names that are not found are reported at once, each with the name that was probably meant.
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a job file's names stand for. ``targets``: what it waits for in other jobs."""
+    """The rows that a job file's names stand for."""
 
     show: Row[Any]
     folder: Row[Any]
     facility: Row[Any]
     dept_id: str
     targets: Targets
+    """What the job waits for in other jobs."""
 
 
 def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _Place:
-    """Raises InvalidFile naming everything that is not there."""
+    """Look up every name in a job file. Raises InvalidFile with all the names that are not found."""
     problems = [
         f"layers[{position}].start_after: this database knows none: that comes with OpenCue's schema V47"
         for position, layer in enumerate(spec.layers)
@@ -233,10 +241,10 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
     elif not show.active:
         problems.append(f"show: {show.name!r} is not active; `opencue-sched show active {show.name} on` makes it so")
     else:
-        folder = _one_of(folders.list_folders(connection, show.id), spec.folder, "folder", problems)
+        folder = _named_or_default(folders.list_folders(connection, show.id), spec.folder, "folder", problems)
     names = submit.names(connection)
-    facility = _one_of(names["facility"], spec.facility, "facility", problems)
-    dept = None if spec.dept is None else _one_of(names["dept"], spec.dept, "dept", problems)
+    facility = _named_or_default(names["facility"], spec.facility, "facility", problems)
+    dept = None if spec.dept is None else _named_or_default(names["dept"], spec.dept, "dept", problems)
     limits = [limit.name for limit in names["limit"]]
     for position, layer in enumerate(spec.layers):
         problems += [
@@ -250,14 +258,17 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
     return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, targets)
 
 
-def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:
-    """The row of this name; without a name the default row, or the only one."""
+def _named_or_default(rows: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:
+    """The row whose name is ``wanted``; without a name the default row, or the only one.
+
+    Where there is none, a problem of the field ``key`` is added to ``problems``.
+    """
     if wanted is not None:
-        found = [row for row in named if row.name == wanted]
-        problem = f"there is no {key} {wanted!r}{near(wanted, [row.name for row in named])}"
+        found = [row for row in rows if row.name == wanted]
+        problem = f"there is no {key} {wanted!r}{near(wanted, [row.name for row in rows])}"
     else:
-        found = [row for row in named if row.is_default] or (list(named) if len(named) == 1 else [])
-        names = ", ".join(sorted(row.name for row in named)) or "none"
+        found = [row for row in rows if row.is_default] or (list(rows) if len(rows) == 1 else [])
+        names = ", ".join(sorted(row.name for row in rows)) or "none"
         problem = f"is missing, and no {key} is marked as the default one; there are: {names}"
     if not found:
         problems.append(f"{key}: {problem}")
@@ -265,7 +276,10 @@ def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: l
 
 
 def _depends(job_id: str, spec: JobSpec, place: _Place) -> tuple[DependRows, list[str]]:
-    """The job's rows of ``depend``, and notes on what is met. Raises InvalidFile for what would never be met."""
+    """The job's rows of ``depend``, and notes on the dependencies that are met already.
+
+    Raises InvalidFile for a dependency that will never be met.
+    """
     rows = DependRows(
         {
             layer.name: Target(job_id, new_id(), layer.frames, {number: new_id() for number in layer.frames.numbers})
@@ -273,9 +287,15 @@ def _depends(job_id: str, spec: JobSpec, place: _Place) -> tuple[DependRows, lis
         }
     )
     notes, problems = [], []
-    own = [(*found, rows.layers[found[2].layer or ""]) for found in depends_of(spec) if found[2].job is None]
+    own = [
+        (path, layer, depend, rows.layers[depend.layer or ""])
+        for path, layer, depend in depends_of(spec)
+        if depend.job is None  # on another layer of this job
+    ]
     for path, layer, depend, on in [*own, *place.targets.edges]:
-        if rows.add(layer, depend, on, place.targets.begun if depend.type == "any_frame" else place.targets.over):
+        # A dependency on any frame is met by the first frame that is over, all others by what is over as a whole.
+        met_by = place.targets.begun if depend.type == "any_frame" else place.targets.over
+        if rows.add(layer, depend, on, met_by):
             notes.append(f"{path}: what it waits for is over already")
         elif on.job in place.targets.over:
             problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
