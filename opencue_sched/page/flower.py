@@ -1,8 +1,8 @@
-"""What Flower is guarded against, before it starts.
+"""The guard of Flower's start: no Flower of ours can be reached by anybody without a password.
 
-Flower listens on every address by default, and whoever reaches it can stop workers; here it is on loopback unless
-told otherwise, and elsewhere has a password. It has options from the command line, from ``FLOWER_*`` variables and
-from a file of its own, so what it has made of them all is judged.
+By default Flower listens on every address, and anybody who reaches it can stop workers. Here it listens on loopback
+unless told otherwise, and on another address only with a password. Flower takes options from the command line, from
+``FLOWER_*`` variables and from a file of its own, so the guard checks what Flower has made of all three.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ from opencue_sched.signals import end_by_sigterm_as_first_process
 
 
 def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
-    """Have the options judged, the stores looked at and the farm page added when Flower starts in this process, which
-    ends by ``refuse`` where it may not. Nothing where Celery has not loaded Flower's command."""
+    """When Flower starts in this process: check its options and the stores, and add the farm page.
+
+    ``refuse`` ends the process where Flower may not start. In a process in which Celery has not loaded Flower's command
+    this does nothing.
+    """
     command: Any = sys.modules.get("flower.command")
     if command is None:
         return
     from tornado.options import options
 
-    @cache  # Flower reads its options twice where it has a file of them
-    def starts() -> None:
-        end_by_sigterm_as_first_process()  # Celery has not configured the application yet, which does it elsewhere
-        # Options are read, the application is not made yet: it takes its list of pages when it is.
+    @cache  # Flower parses its options twice where it has a file of them
+    def prepare() -> None:
+        # In workers and beat the configured application does this, but here Celery has not configured it yet.
+        end_by_sigterm_as_first_process()
+        # Now the options are read, and Flower's application, which copies the list of pages, is not made yet.
         options.address = options.address or "127.0.0.1"
         try:
             settings = get_settings()
@@ -50,10 +54,10 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
         except (ValidationError, SchedulerError, RedisError) as error:
             refuse(error)
         command.Flower = partial(GuardedFlower, hosts=settings.page.hosts, refuse=refuse)
-        import_modules.connect(judged, weak=False)
+        import_modules.connect(check_options, weak=False)
 
-    def judged(**_: Any) -> None:
-        # Flower imports our tasks when it has read its file, too, and before it listens.
+    def check_options(**_: Any) -> None:
+        # Called when Flower imports our tasks: by then it has read its file of options, and does not listen yet.
         try:
             guard_flower(options)
         except (InvalidInput, AttributeError) as error:
@@ -61,33 +65,35 @@ def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
 
     command.apply_env_options = _refusing(command.apply_env_options, refuse)
     command.apply_options = _refusing(command.apply_options, refuse)
-    options.add_parse_callback(starts)
+    options.add_parse_callback(prepare)
 
 
 def show_queues_of_sockets(settings: Settings) -> None:
-    """Have Flower's page of queues log in to a unix socket, and use the database, as the Redis URL says: Flower itself
-    knows a socket's path and password alone."""
-    named = read_redis_url(settings.redis_dsn)
-    if named.scheme != "unix":
+    """Have Flower's page of queues use the user and the database of a Redis URL with a unix socket.
+
+    Of such a URL Flower itself takes only the path and the password.
+    """
+    url = read_redis_url(settings.redis_dsn)
+    if url.scheme != "unix":
         return
     from flower.utils import broker
     from redis.asyncio import Redis
 
     class Socket(broker.RedisSocket):  # type: ignore[misc]
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)
-            self.redis = Redis(unix_socket_path=named.path, socket_timeout=self.socket_timeout, **named.options)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.redis = Redis(unix_socket_path=url.path, socket_timeout=self.socket_timeout, **url.options)
 
     broker.RedisSocket = Socket
 
 
 def _refusing(read_options: Callable[..., None], refuse: Callable[[Exception], NoReturn]) -> Callable[..., None]:
-    """A function of Flower's that reads options, which refuses one that makes no sense instead of raising an error."""
+    """Wrap a function of Flower's that reads options: an option that makes no sense is refused, and raises no error."""
     from tornado.options import Error
 
-    def read(*given: Any) -> None:
+    def read(*arguments: Any) -> None:
         try:
-            read_options(*given)
+            read_options(*arguments)
         except (ValueError, TypeError, Error) as error:
             refuse(InvalidInput(unreadable_option(os.environ, str(error))))
 
@@ -95,20 +101,23 @@ def _refusing(read_options: Callable[..., None], refuse: Callable[[Exception], N
 
 
 def unreadable_option(environment: Mapping[str, str], error: str) -> str:
-    """What to say of an option of Flower's that could not be read, by the variable if its value is in the ``error``."""
+    """A sentence on an option of Flower's that could not be read.
+
+    Flower's ``error`` names no variable. So the variable whose value is in the error is named, if there is one.
+    """
     for name, value in environment.items():
         if name.startswith("FLOWER_") and repr(value) in error:
-            linked = value.startswith("tcp://")
+            linked = value.startswith("tcp://")  # as Kubernetes sets FLOWER_PORT where a Service is called flower
             cure = f"; a Service named flower sets it in each pod beside it: set {name}, or enableServiceLinks: false"
             return f"{name}: {error}{cure if linked else ''}"
     return f"an option of Flower's makes no sense: {error}"
 
 
 def guard_flower(options: Any) -> None:
-    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password, and
-    for a password that cannot be given.
+    """Check the options that Flower has read.
 
-    No address means every address.
+    Raises InvalidInput for an address other than loopback without a password (no address means every address), and for
+    a password that nobody could enter.
     """
     from opencue_sched.page.application import asks_for_a_password
 
