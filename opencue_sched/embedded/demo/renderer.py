@@ -28,13 +28,17 @@ else:
 Colour = tuple[float, float, float]
 Vector = tuple[float, float, float]
 
+# Colours are light, red, green and blue, before exposure: 1 is bright, and more is allowed. Lengths are those of the
+# scene, in which the large ball is 0.72 in radius.
+
 _SUN: Vector = (0.55, 0.52, -0.653)
+"""The direction towards the sun; its length is 1."""
 _SUN_COLOUR: Colour = (1.55, 1.18, 0.82)
 _BALL_COLOURS: tuple[Colour, ...] = ((1.0, 0.70, 0.30), (0.92, 0.20, 0.12), (0.03, 0.48, 0.56), (0.34, 0.10, 0.62))
 _MIRRORINGS = 2
 """How often a ray is followed from one polished surface to the next."""
 _OFFSETS = ((0.2, 0.3), (0.75, 0.15), (0.8, 0.8), (0.25, 0.75), (0.5, 0.1), (0.1, 0.55), (0.9, 0.45))
-"""Places of the further rays within a pixel."""
+"""Where the second and further rays go through a pixel: across and down, in parts of a pixel."""
 
 
 class Ball(NamedTuple):
@@ -44,7 +48,7 @@ class Ball(NamedTuple):
 
 
 class Scene:
-    """Everything that depends on the moment only. ``phase`` goes from 0 to 1 round the loop."""
+    """The balls and the eye at one moment. ``phase`` goes from 0 to 1 in one round of the loop."""
 
     def __init__(self, phase: float) -> None:
         turn = 2.0 * math.pi * phase
@@ -61,7 +65,7 @@ class Scene:
         distance, ball = self._nearest(start, ray)
         if ball is not None:
             point = _along(start, ray, distance)
-            normal = _unit(*((point[i] - ball.centre[i]) for i in range(3)))
+            normal = _unit(*((point[axis] - ball.centre[axis]) for axis in range(3)))
             return self._surface(point, normal, ray, ball.colour, 0.25, mirrorings)
         if ray[1] >= -0.004:
             return _sky(*ray)
@@ -75,13 +79,16 @@ class Scene:
     def _surface(
         self, point: Vector, normal: Vector, ray: Vector, colour: Colour, polish: float, mirrorings: int
     ) -> Colour:
-        """Sunlight and skylight on a surface, and what it mirrors: more the flatter it is looked at."""
+        """The light from a surface: of the sun and the sky, and mirrored; the flatter the ray, the more is mirrored.
+
+        ``polish`` is the part that is mirrored where the ray is perpendicular to the surface.
+        """
         above = _along(point, normal, 0.001)
         facing = max(0.0, _dot(normal, _SUN))
         if facing and self._nearest(above, _SUN)[1] is not None:
             facing = 0.0
         sky = 0.20 + 0.10 * normal[1]
-        lit = _colour(colour[i] * (sky + _SUN_COLOUR[i] * facing) for i in range(3))
+        lit = _colour(colour[channel] * (sky + _SUN_COLOUR[channel] * facing) for channel in range(3))
         if not mirrorings:
             return lit
         against = -_dot(ray, normal)
@@ -89,7 +96,7 @@ class Scene:
         return _mixed(lit, mirrored, polish + (1.0 - polish) * (1.0 - max(0.0, against)) ** 4)
 
     def _nearest(self, start: Vector, ray: Vector) -> tuple[float, Ball | None]:
-        """The ball that a ray meets first, and how far away."""
+        """How far away a ray meets its first ball, and the ball; infinity and None when it meets none."""
         nearest, found = math.inf, None
         for ball in self.balls:
             (x, y, z), radius = ball.centre, ball.radius
@@ -138,13 +145,13 @@ def _sky(dx: float, dy: float, dz: float) -> Colour:
     )
 
 
-def _mixed(one: Colour, other: Colour, part: float) -> Colour:
-    """``part`` of the other colour, and of the first what is left."""
-    return _colour(one[i] + (other[i] - one[i]) * part for i in range(3))
+def _mixed(base: Colour, added: Colour, weight: float) -> Colour:
+    """``weight`` (0 to 1) of the added colour, and of the base what is left to 1."""
+    return _colour(base[channel] + (added[channel] - base[channel]) * weight for channel in range(3))
 
 
 class _Camera:
-    """Turns a place on the picture into a ray."""
+    """The eye's view of the middle of the scene: it turns a place on the picture, in pixels, into a ray."""
 
     def __init__(self, scene: Scene, width: int, height: int) -> None:
         forward = _unit(-scene.eye[0], 0.92 - scene.eye[1], -scene.eye[2])
@@ -158,24 +165,31 @@ class _Camera:
         self._width, self._height = width, height
 
     def ray(self, column: float, row: float) -> Vector:
+        """The direction of the ray through a place in pixels from the left and the top; its length is 1."""
         forward, side, up = self._axes
         u = (2.0 * column - self._width) / self._height * 0.52
         v = (self._height - 2.0 * row) / self._height * 0.52
-        return _unit(*(forward[i] + side[i] * u + up[i] * v for i in range(3)))
+        return _unit(*(forward[axis] + side[axis] * u + up[axis] * v for axis in range(3)))
 
 
-def _exposed(colour: Colour, column: float, row: float) -> Colour:
-    """Filmic tone curve, gamma and a slight darkening towards the corners; 0 to 1. Places from -1 to 1."""
-    corner = 1.0 - 0.16 * (column * column + row * row)
-    out = []
+def _exposed(colour: Colour, across: float, down: float) -> Colour:
+    """Turn light into a colour of a picture, each channel from 0 to 1: filmic tone curve, then gamma.
+
+    ``across`` and ``down`` are the place on the picture, each from -1 to 1: the corners are slightly darker.
+    """
+    corner = 1.0 - 0.16 * (across * across + down * down)
+    exposed = []
     for light in colour:
         lit = max(0.0, light) * corner * 1.05
-        out.append(min(1.0, (lit * (2.51 * lit + 0.03)) / (lit * (2.43 * lit + 0.59) + 0.14)) ** (1 / 2.2))
-    return out[0], out[1], out[2]
+        exposed.append(min(1.0, (lit * (2.51 * lit + 0.03)) / (lit * (2.43 * lit + 0.59) + 0.14)) ** (1 / 2.2))
+    return _colour(exposed)
 
 
 def render(phase: float, width: int, height: int, samples: int = 4) -> Picture:
-    """The picture at ``phase`` (0 to 1). Pixels that differ from a neighbour are rendered with ``samples`` rays."""
+    """The picture at ``phase`` (0 to 1), ``width`` by ``height`` pixels.
+
+    Pixels that differ from a neighbour are rendered with ``samples`` rays, all others with one.
+    """
     scene = Scene(phase)
     camera = _Camera(scene, width, height)
 
@@ -186,14 +200,16 @@ def render(phase: float, width: int, height: int, samples: int = 4) -> Picture:
     image = [[shade(column + 0.5, row + 0.5) for column in range(width)] for row in range(height)]
     if samples > 1:
         for row, column in _edges(image):
-            several = [image[row][column], *(shade(column + u, row + v) for u, v in _OFFSETS[: samples - 1])]
-            image[row][column] = _colour(sum(c[i] for c in several) / len(several) for i in range(3))
+            shades = [image[row][column], *(shade(column + u, row + v) for u, v in _OFFSETS[: samples - 1])]
+            image[row][column] = _colour(
+                sum(colour[channel] for colour in shades) / len(shades) for channel in range(3)
+            )
     pixels = bytes(int(light * 255.0 + 0.5) for line in image for colour in line for light in colour)
     return Picture(width, height, pixels)
 
 
 def _edges(image: Sequence[Sequence[Colour]]) -> list[tuple[int, int]]:
-    """Pixels that differ visibly from the pixel to the right or below, and those pixels."""
+    """Row and column of each pixel that differs visibly from the pixel to its right or below it, and of that pixel."""
     found: set[tuple[int, int]] = set()
     for row, line in enumerate(image):
         for column, colour in enumerate(line):
@@ -231,7 +247,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_png(given.output, contact_sheet(pictures, columns=given.columns, title=given.title))
         _say(f"{given.output}: {len(pictures)} frames in {time.monotonic() - began:.2f} s")
         return 0
-    if min(given.width, given.height) < 8 or given.count < 1 or not all(1 <= n <= given.count for n in given.number):
+    if (
+        min(given.width, given.height) < 8
+        or given.count < 1
+        or not all(1 <= number <= given.count for number in given.number)
+    ):
         parser.error("--width and --height must be 8 or more, --number from 1 to --count")
     for number in given.number:
         began = time.monotonic()

@@ -18,21 +18,25 @@ from opencue_proto import host_pb2, report_pb2, rqd_pb2
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 KILL_STATUS, KILL_SIGNAL = 1, 9
+"""The exit status and signal with which a killed frame ends."""
 _COMMAND = re.compile(r"\bsimulate\b(.*)$", re.DOTALL)
+"""What a frame's command says of its own run: see Behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """What a host has. ``os_name`` is its SP_OS attribute."""
+    """What a host has."""
 
     name: str
     cores: int = 16
+    """Whole cores."""
     memory_kb: int = 64 * 1024 * 1024
     gpus: int = 0
     gpu_memory_kb: int = 0
     tags: tuple[str, ...] = ()
     facility: str = "local"
     os_name: str = "Linux"
+    """The host's SP_OS attribute."""
 
 
 class Answer(StrEnum):
@@ -45,17 +49,19 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How a host behaves. Seconds; ratios from 0 to 1; may be replaced at any moment.
+    """How a host behaves. Ratios are parts of all its frames, from 0 to 1.
 
-    A frame whose command reads ``simulate seconds=2 exit=1 signal=0`` or ``simulate hang`` overrides it.
+    SimulatedHost.behaviour may be replaced at any moment. A frame whose command has ``simulate seconds=2 exit=1
+    signal=0`` or ``simulate hang`` in it runs as its command says instead.
     """
 
     run_seconds: tuple[float, float] = (0.05, 0.2)
-    """Shortest and longest run; uniform in between."""
+    """Shortest and longest run of a frame; uniform in between."""
     failure_ratio: float = 0.0
+    """Ratio of frames that end with ``failure_status``."""
     failure_status: int = 1
     hang_ratio: float = 0.0
-    """Frames that never end by themselves."""
+    """Ratio of frames that never end by themselves."""
     accept_seconds: float = 0.0
     """Time a LaunchFrame call takes before anything starts."""
     setup_seconds: float = 0.0
@@ -65,18 +71,19 @@ class Behaviour:
     refusal: str = ""
     """Refuse every launch with this text."""
     refusals_left: int | None = None
-    """Refuse only so many launches (None: all)."""
+    """How many more launches to refuse with that text; None: all."""
     launch_answer: Answer = Answer.GIVEN
     completions_lost: bool = False
     """Do not report completions; as with RQD, they are never sent later."""
     memory_used_kb: int = 262_144
+    """Memory that each frame uses."""
     nameless: bool = False
-    """Reports have no name of a host in them: it stands for several."""
+    """Send reports without a host's name: the one simulated host stands for several hosts of the farm."""
 
 
 @dataclass(slots=True)
 class FrameRun:
-    """One run of one frame, kept for good. ``started``/``ended`` by time.monotonic()."""
+    """One run of one frame. Its host keeps it after the frame's end. Times are those of time.monotonic()."""
 
     host_name: str
     frame_id: str
@@ -84,45 +91,63 @@ class FrameRun:
     frame_name: str
     job_name: str
     num_cores: int
+    """Centicores, as in RunFrame."""
     started: float
     ended: float | None = None
+    """None while it runs."""
     exit_status: int | None = None
+    """None while it runs, and after a crash of its host."""
     exit_signal: int = 0
     killed: bool = False
+    """Whether it ended by SimulatedHost.kill()."""
     crashed: bool = False
+    """Whether its host crashed under it."""
     completion_delivered: bool | None = None
-    """None until it was tried."""
+    """Whether the report of its completion was delivered; None until that was tried."""
 
 
 @dataclass(slots=True)
 class _Active:
+    """A frame that holds cores now."""
+
     run: FrameRun
     frame: rqd_pb2.RunFrame
+    """The frame as it was launched."""
     listed: bool = False
+    """Whether its set-up is over: from then on reports list it, and it can be killed."""
     task: asyncio.Task[None] | None = None
+    """The task that carries it from its launch to its end."""
     end: asyncio.Future[tuple[int, int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """The exit status and signal with which it ends; done when it is to end."""
 
 
 class SimulatedRefusal(Exception):
-    """A launch that RQD refuses, with RQD's words."""
+    """A launch is refused. The text is what RQD would say."""
 
 
 class SimulatedHost:
-    """Frames come in by launch(), leave by their own end, kill() or crash()."""
+    """A host that runs frames: they come by launch(), and go by their own end, finish(), kill() or crash()."""
 
     def __init__(self, spec: HostSpec, behaviour: Behaviour, *, rng: random.Random) -> None:
         self.spec = spec
         self.behaviour = behaviour
         self.state: int = host_pb2.UP
+        """Its HardwareState, which the simulated farm sets. A launch is refused unless it is UP."""
         self.boot_time = int(time.time())
+        """Epoch seconds."""
         self.runs: list[FrameRun] = []
+        """Every run that ever began here, in order."""
         self.violations: list[str] = []
+        """What the scheduler did that it never may: one sentence each."""
         self.on_end: Callable[[FrameRun, rqd_pb2.RunFrame], Awaitable[None]] | None = None
+        """Awaited when a frame has ended other than by crash()."""
         self._rng = rng
         self._active: dict[str, _Active] = {}
+        """The frames that hold cores, by frame id."""
 
     @property
     def booked_centicores(self) -> int:
+        """What its frames hold, listed or not."""
         return sum(active.run.num_cores for active in self._active.values())
 
     @property
@@ -135,7 +160,7 @@ class SimulatedHost:
         return frozenset(self._active)
 
     def launch(self, frame: rqd_pb2.RunFrame) -> FrameRun:
-        """Start a frame, or raise SimulatedRefusal, with the checks RQD makes and in its order."""
+        """Start a frame, or raise SimulatedRefusal. The checks are those of RQD, in RQD's order."""
         self._refuse_on_purpose()
         if self.state != host_pb2.UP:
             raise SimulatedRefusal("Not launching, rqd HardwareState is not Up")
@@ -153,7 +178,7 @@ class SimulatedHost:
         return self._start(frame)
 
     def kill(self, frame_id: str) -> bool:
-        """Ask a frame to end. False when no such frame is listed."""
+        """Have a frame end ``kill_seconds`` from now. False when no such frame is listed."""
         active = self._active.get(frame_id)
         if active is None or not active.listed:
             return False
@@ -161,7 +186,7 @@ class SimulatedHost:
         return True
 
     def finish(self, frame_id: str, exit_status: int = 0, exit_signal: int = 0) -> bool:
-        """End a frame as if its command had ended. False when it does not run."""
+        """End a frame as if its command had ended. False when there is no such frame."""
         active = self._active.get(frame_id)
         if active is None:
             return False
@@ -169,7 +194,7 @@ class SimulatedHost:
         return True
 
     def crash(self) -> None:
-        """The machine loses power: every frame is gone, nothing is reported."""
+        """The machine loses power: every frame is gone, and no completion is reported."""
         now = time.monotonic()
         for active in self._active.values():
             active.run.ended, active.run.crashed = now, True
@@ -178,6 +203,7 @@ class SimulatedHost:
         self._active.clear()
 
     def render_host(self) -> report_pb2.RenderHost:
+        """What reports say of the machine."""
         spec = self.spec
         used = sum(self.behaviour.memory_used_kb for _ in self._active)
         return report_pb2.RenderHost(
@@ -203,6 +229,7 @@ class SimulatedHost:
         )
 
     def core_detail(self) -> report_pb2.CoreDetail:
+        """What reports say of its cores, in centicores."""
         return report_pb2.CoreDetail(
             total_cores=self.spec.cores * CENTICORES_PER_CORE,
             idle_cores=max(0, self.idle_centicores),
@@ -217,6 +244,7 @@ class SimulatedHost:
         return report_pb2.BootReport(host=self.render_host(), core_info=self.core_detail())
 
     def running_info(self, frame: rqd_pb2.RunFrame) -> report_pb2.RunningFrameInfo:
+        """What reports say of a frame."""
         used = self.behaviour.memory_used_kb
         return report_pb2.RunningFrameInfo(
             resource_id=frame.resource_id,
@@ -236,10 +264,12 @@ class SimulatedHost:
         )
 
     def listed(self, frame_id: str) -> rqd_pb2.RunFrame | None:
+        """The frame of this id, if it is listed."""
         active = self._active.get(frame_id)
         return active.frame if active is not None and active.listed else None
 
     def _refuse_on_purpose(self) -> None:
+        """Raise SimulatedRefusal if the behaviour asks for it, and count it there."""
         behaviour = self.behaviour
         if not behaviour.refusal or behaviour.refusals_left == 0:
             return
@@ -278,7 +308,7 @@ class SimulatedHost:
             await self.on_end(active.run, active.frame)
 
     def _fate_of(self, frame: rqd_pb2.RunFrame) -> tuple[float | None, int, int]:
-        """(seconds or None for "never ends", exit status, exit signal)."""
+        """How a frame's run goes: its seconds (None: it never ends by itself), exit status and exit signal."""
         behaviour = self.behaviour
         seconds: float | None = self._rng.uniform(*behaviour.run_seconds)
         status = signal_number = 0
@@ -304,6 +334,7 @@ class SimulatedHost:
         active: _Active, status: int, signal_number: int, *, after: float = 0.0, killed: bool = False
     ) -> None:
         def end() -> None:
+            # A frame may be killed after its own end has been set, or the reverse: the first one counts.
             if not active.end.done():
                 active.run.killed = killed
                 active.end.set_result((status, signal_number))
