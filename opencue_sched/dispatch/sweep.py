@@ -136,8 +136,8 @@ class Sweeper:
         """The division at the last sweep."""
         self.at_caps: set[str] = set()
         """Keys of the clusters whose last pass in this process left something waiting at a cap of a folder, job or
-        limit. The end of any frame, whatever its tags, may give these headroom. Passes add one key at a time without
-        the lock, and sweeps take out those they wake: each is one operation on the set."""
+        limit. The end of any frame, whatever its tags, may give these headroom. Passes add keys without the lock
+        and sweeps discard them, one key at a time, which needs none."""
         self.clusters: frozenset[Cluster] = frozenset()
         """All clusters there are, as they were read last. Anybody may read it: a sweep replaces the whole set."""
         self._awake: frozenset[WaitingTag] = frozenset()
