@@ -181,6 +181,7 @@ def fetch_caps(
 # subscription: the reference's sums leave it out there, and only there. Folder, department and allocation are those
 # that the job and the host have now.
 
+# Procs of managed shows; each condition holds for all where its value is NULL.
 _MANAGED_PROCS = text(
     f"""
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,

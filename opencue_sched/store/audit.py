@@ -63,6 +63,7 @@ _OVER_CAP = f"""
     ) vertices
 """  # noqa: S608 - only our own constant
 
+# Running frames without a proc, and procs whose frame does not run, for longer than a grace of some seconds.
 _LOST_FRAMES = """
     SELECT f.pk_frame || ' RUNNING without a proc' AS detail,
            p.pk_proc IS NULL AND f.ts_updated < now() - make_interval(secs => :grace) AS wrong
@@ -74,6 +75,7 @@ _LOST_FRAMES = """
     FROM proc p LEFT JOIN frame f ON f.pk_frame = p.pk_frame
 """
 
+# Layers whose layer_stat differs from their frames; a layer with frames in SETUP is not judged.
 _WRONG_COUNTS = """
     SELECT c.pk_layer || ': layer_stat says ' || s.int_waiting_count || '/' || s.int_running_count || '/'
            || s.int_succeeded_count || ' waiting/running/succeeded, its frames ' || c.waiting || '/' || c.running
@@ -90,6 +92,7 @@ _WRONG_COUNTS = """
     ) c JOIN layer_stat s ON s.pk_layer = c.pk_layer
 """
 
+# Hosts whose idle amounts are not what their procs leave, or are below zero.
 _WRONG_IDLE = f"""
     SELECT str_name || ': idle ' || int_cores_idle || ' of ' || int_cores || ' centicores, procs hold ' || used.cores
                AS detail,

@@ -100,6 +100,7 @@ _WAITS = f"""
     WHERE ls.int_waiting_count > 0 AND {JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
 """
+# What a layer of the backlog is made of; {limits} and {starts} depend on the schema.
 _COLUMNS = f"""
     SELECT l.pk_layer, l.pk_job, l.str_name, l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min,
            l.int_gpus_min, l.int_gpu_mem_min, l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count,
@@ -209,6 +210,7 @@ _PORTIONS = f"""
 """  # noqa: S608 - only our own constants
 
 
+# The exit statuses after which a layer waits for a licence.
 _DELAYING = prepared(f"SELECT {DELAYING_STATUSES}")
 
 

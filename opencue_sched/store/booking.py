@@ -27,6 +27,7 @@ from opencue_sched.store.set_based_frames import MARKER, UNCOUNTED, UNRECORDED
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
+# Set the time-outs of the commit's transaction, and have its statements planned by index.
 _SET_TIMEOUTS = prepared(
     """
     SELECT set_config('statement_timeout', :statement_ms, true), set_config('lock_timeout', :lock_ms, true),
@@ -93,6 +94,7 @@ _LOCK_THESE = """
         ORDER BY pk_host FOR NO KEY UPDATE {unless_locked}
     ) locked;
 """
+# What the hosts that were locked have idle now, and who has them reserved.
 _READ_LOCKED = f"""
     SELECT h.pk_host AS id, h.pk_alloc AS alloc_id, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
            h.int_cores_idle - {LOCKED_CENTICORES} AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
@@ -102,6 +104,7 @@ _READ_LOCKED = f"""
     LEFT JOIN {HELD} ON true
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
 """  # noqa: S608 - only our own constants
+# Lock hosts, waiting :wait_ms for each row at most, and read them.
 _LOCK_HOSTS = prepared(
     f"""
     SELECT set_config('opencue_sched.lock_timeout', current_setting('lock_timeout'), true);
@@ -112,6 +115,7 @@ _LOCK_HOSTS = prepared(
     {_READ_LOCKED}
     """
 )
+# After that wait was in vain: lock those hosts that nobody has locked, and read them.
 _LOCK_FREE_HOSTS = prepared(
     f"""
     ROLLBACK TO SAVEPOINT opencue_sched_hosts;
@@ -157,7 +161,9 @@ COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
 """The same for job_stat rows, after those of layers."""
+# Lock the counters of these layers, then of these jobs; wait for them.
 _LOCK_STATS = prepared(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
+# Lock those of the same counters that nobody has locked, and say which.
 _LOCK_FREE_STATS = prepared(
     f"""
     WITH layers AS MATERIALIZED ({COUNTERS_OF_LAYERS} SKIP LOCKED),
@@ -165,7 +171,9 @@ _LOCK_FREE_STATS = prepared(
     SELECT pk_layer FROM layers UNION ALL SELECT pk_job FROM jobs
     """  # noqa: S608 - only our own constants
 )
+# Undo what was written since _INSERT_PROCS began.
 _BACK = text("ROLLBACK TO SAVEPOINT opencue_sched_unwritten")
+# Insert procs; returns those inserted, without any whose frame has a proc already.
 _INSERT_PROCS = prepared(
     """
     SAVEPOINT opencue_sched_unwritten;
@@ -185,6 +193,7 @@ _INSERT_PROCS = prepared(
 )
 # A frame whose layer waited because it got no licence uses no retry.
 _WAITED_FOR_A_LICENCE = f"(f.int_exit_status > 1 AND f.int_exit_status = ANY({DELAYING_STATUSES}))"
+# Have frames run; their versions afterwards.
 _RUNNING = f"""
     UPDATE frame f
     SET str_state = 'RUNNING', str_host = planned.host_name, int_cores = planned.cores,
@@ -199,6 +208,7 @@ _RUNNING = f"""
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
 """  # noqa: S608 - only our own constants
+# Lock the counters and start frames: Cuebot's triggers count and record them.
 _START_FRAMES = prepared("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
 
 # The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All
@@ -212,6 +222,7 @@ _ALL_LEFT_OUT = f"""
     current_setting('{UNCOUNTED}') = CAST(:started AS text) AND current_setting('{UNRECORDED}') = CAST(:started AS text)
 """
 _STARTED = "unnest(CAST(:frames AS varchar[])) AS planned(pk_frame) JOIN frame f ON f.pk_frame = planned.pk_frame"
+# Count the started frames in their layers.
 _COUNT_IN_LAYERS = f"""
     UPDATE layer_stat s
     SET int_waiting_count = s.int_waiting_count - started.frames,
@@ -220,6 +231,7 @@ _COUNT_IN_LAYERS = f"""
     FROM (SELECT f.pk_layer, count(*) AS frames, min(f.ts_started) AS first FROM {_STARTED} GROUP BY f.pk_layer) started
     WHERE s.pk_layer = started.pk_layer AND {_ALL_LEFT_OUT}
 """  # noqa: S608 - only our own constants
+# Count the started frames in their jobs.
 _COUNT_IN_JOBS = f"""
     UPDATE job_stat s
     SET int_waiting_count = s.int_waiting_count - started.frames,
@@ -227,6 +239,7 @@ _COUNT_IN_JOBS = f"""
     FROM (SELECT f.pk_job, count(*) AS frames FROM {_STARTED} GROUP BY f.pk_job) started
     WHERE s.pk_job = started.pk_job AND {_ALL_LEFT_OUT}
 """  # noqa: S608 - only our own constants
+# Write the started frames into the history, unless the history is switched off.
 _RECORD = f"""
     INSERT INTO frame_history (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
                                int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
@@ -236,12 +249,14 @@ _RECORD = f"""
     FROM {_STARTED}
     WHERE {_ALL_LEFT_OUT} AND NOT EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY')
 """  # noqa: S608 - only our own constants
+# The versions of the started frames, and how many of them each trigger left out.
 _READ_STARTED = f"""
     SELECT f.pk_frame, f.int_version, CAST(current_setting('{UNCOUNTED}') AS int) AS uncounted,
            CAST(current_setting('{UNRECORDED}') AS int) AS unrecorded
     FROM {_STARTED}
     WHERE f.str_state = 'RUNNING'
 """  # noqa: S608 - only our own constants
+# All of that in one message.
 _START_ALL_FRAMES = prepared(
     "; ".join(
         (
@@ -258,7 +273,9 @@ _START_ALL_FRAMES = prepared(
         )
     )
 )
+# Undo what _START_ALL_FRAMES wrote.
 _UNSTARTED = text("ROLLBACK TO SAVEPOINT opencue_sched_unstarted")
+# Take procs from the idle amounts of their hosts, and end the reservations that they were booked on.
 _TAKE_FROM_HOSTS = prepared(
     """
     UPDATE host h

@@ -17,6 +17,7 @@ Comment = Row[Any]
 
 # In the order in which everybody locks rows of a table: a completion that ends several jobs does so, too.
 _LOCK = "SELECT pk_{table} FROM {table} WHERE pk_{table} = ANY(CAST(:ids AS varchar[])) ORDER BY 1 FOR NO KEY UPDATE"
+# Add a comment to rows of a table; a comment with a given id is written over.
 _ADD = """
     INSERT INTO comments (pk_comment, pk_{table}, str_user, str_subject, str_message)
     SELECT coalesce(CAST(:comment AS varchar), CAST(gen_random_uuid() AS varchar)), pk_{table}, :user, :subject,

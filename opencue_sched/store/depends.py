@@ -19,6 +19,7 @@ from opencue_sched.store.arrays import texts
 from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
+# Open dependencies on these frames, layers or jobs, and on any frame of some layers; none that groups others.
 _FOUND = """
     SELECT 'depend' AS kind, pk_depend AS id FROM depend
      WHERE b_active AND NOT b_composite
@@ -47,7 +48,9 @@ _DEPENDENTS = """
          WHERE named.str_type IN ('FRAME_ON_JOB', 'FRAME_ON_LAYER', 'FRAME_ON_FRAME'))
 """
 _NAMED = "named AS (SELECT * FROM depend WHERE pk_depend = ANY(CAST(:depends AS varchar[])))"
+# The layers and jobs of frames that wait for these dependencies.
 _AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer AS layer_id, pk_job AS job_id FROM dependents")  # noqa: S608
+# Satisfy those of these dependencies that are open; those satisfied, each with the one that groups it.
 _SATISFY = text(
     """
     WITH locked AS (
@@ -59,12 +62,14 @@ _SATISFY = text(
     RETURNING depend.pk_depend, depend.pk_parent
     """
 )
+# Lock the frames that wait for these dependencies, in id order.
 _LOCK_DEPENDENTS = text(
     f"""
     WITH {_NAMED}, {_DEPENDENTS}
     SELECT pk_frame FROM frame WHERE pk_frame IN (SELECT pk_frame FROM dependents) ORDER BY pk_frame FOR NO KEY UPDATE
     """  # noqa: S608
 )
+# Take these dependencies off the counts of the frames that wait for them.
 _LOWER_COUNTS = text(
     f"""
     WITH {_NAMED}, {_DEPENDENTS},
@@ -74,6 +79,7 @@ _LOWER_COUNTS = text(
     RETURNING frame.str_state
     """  # noqa: S608
 )
+# Close dependencies that group others once none of these is open.
 _CLOSE_CONTAINERS = text(
     """
     UPDATE depend SET b_active = false, ts_satisfied = current_timestamp, str_signature = pk_depend
@@ -82,6 +88,7 @@ _CLOSE_CONTAINERS = text(
        AND NOT EXISTS (SELECT FROM depend child WHERE child.pk_parent = depend.pk_depend AND child.b_active)
     """
 )
+# What the end of some frames may have completed: dependencies on them, layers and jobs of which nothing is left to run.
 _COMPLETE = text(
     f"""
     {_FOUND}
@@ -95,6 +102,7 @@ _COMPLETE = text(
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
     """  # noqa: S608
 )
+# Finish those of these jobs that are pending.
 _FINISH_JOBS = text(
     """
     WITH locked AS (
@@ -105,6 +113,7 @@ _FINISH_JOBS = text(
     RETURNING job.pk_job
     """
 )
+# Start the post jobs of these jobs.
 _START_POST_JOBS = text(
     """
     WITH due AS (DELETE FROM job_post WHERE pk_job = ANY(CAST(:jobs AS varchar[])) RETURNING pk_post_job)
@@ -152,6 +161,7 @@ _WAITED = """
     JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = pk_frame_depend_er)
                OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = pk_layer_depend_er)
 """
+# Open these dependencies again, and count them again at the frames that wait for them.
 _REACTIVATE = text(
     f"""
     WITH again AS (
@@ -162,6 +172,7 @@ _REACTIVATE = text(
       FROM more WHERE frame.pk_frame = more.pk_frame
     """  # noqa: S608
 )
+# The layers and jobs of frames that would wait again.
 _REACTIVATED_AFFECTS = text(
     f"SELECT DISTINCT frame.pk_layer AS layer_id, frame.pk_job AS job_id FROM depend {_WAITED} WHERE {_MET_BY}"  # noqa: S608
 )
@@ -320,6 +331,7 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
 
 _ADD_LOCK_KEY = 0x6F63732D64657073
 """Advisory lock of whoever adds a dependency to jobs that are in: the bytes of ``ocs-deps``."""
+# Wait for that lock: of two dependencies that would make a circle, the second one is to see the first.
 _ADD_IN_TURN = text("SELECT pg_advisory_xact_lock(:key)")
 
 

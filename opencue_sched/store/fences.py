@@ -25,6 +25,7 @@ from typing import Any
 
 from sqlalchemy import Engine, TextClause, text
 
+# Raise the fence of a name; no row when it is as high already.
 _CLAIM = text(
     """
     INSERT INTO opencue_sched_fence AS highest (name, fence) VALUES (:name, :fence)
@@ -32,6 +33,7 @@ _CLAIM = text(
     RETURNING highest.fence
     """
 )
+# The fence of a role; for the leader that has this fence, also note its renewal and its store's.
 _RENEW = text(
     """
     WITH leader AS (SELECT fence FROM opencue_sched_fence WHERE name = :name),
@@ -47,6 +49,7 @@ _RENEW = text(
     SELECT fence FROM leader
     """
 )
+# Claim a tick of a task for the leader that has this fence: no tick is claimed twice, nor after a later one.
 _CLAIM_TICK = text(
     """
     WITH leader AS (SELECT fence FROM opencue_sched_fence WHERE name = :name),
@@ -64,6 +67,7 @@ _CLAIM_TICK = text(
     SELECT (SELECT fence FROM leader) AS highest, EXISTS (SELECT FROM claimed) AS claimed
     """
 )
+# Every number that is kept under a name, with its age in seconds where it is a time.
 _READ = text(
     """
     SELECT name, fence AS number, extract(epoch FROM clock_timestamp()) - fence / 1000000.0 AS age

@@ -47,6 +47,7 @@ _LOCK_DUE = text(
        FOR UPDATE OF job, job_stat SKIP LOCKED
     """  # noqa: S608 - only our own words
 )
+# Delete some frames of these jobs, with their dependencies.
 _DELETE_FRAMES = text(
     """
     WITH going AS MATERIALIZED (
@@ -57,6 +58,7 @@ _DELETE_FRAMES = text(
     DELETE FROM frame USING going WHERE frame.pk_frame = going.pk_frame
     """
 )
+# Delete those of these jobs that have no frame left.
 _DELETE_JOBS = text(
     """
     DELETE FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.pending import USED
 from opencue_sched.store.shows import INSERT_POINT
 
+# Folders with their caps, what their jobs wait for and what they use.
 _FOLDERS = text(
     f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+# Move queued events into the history by the function of the schema; how many went and were skipped.
 _DRAIN = text("SELECT drained, skipped FROM frame_history_drain(:events, false, :one_by_one)")
 
 

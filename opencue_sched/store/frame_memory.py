@@ -36,6 +36,7 @@ _LARGEST_HOST = f"""(
      )
 )"""  # noqa: S608 - only our own constants
 
+# For each of these layers, the memory of the largest host that could ever run a frame of it.
 _LARGEST_HOSTS = text(
     f"""
     SELECT layer.pk_layer AS id, {_LARGEST_HOST} AS memory
@@ -60,6 +61,7 @@ _AFTER_FAILURES = text(
     RETURNING pk_frame, memory_kb
     """  # noqa: S608 - only our own constant
 )
+# Frames that used more memory than their layer has and than they have asked for yet.
 _ASKING = text(
     """
     SELECT used.frame, layer.pk_layer AS layer, used.peak
@@ -108,6 +110,7 @@ def _raise_layers(columns: str, lock: str, which: str) -> TextClause:
 
 _RAISE_AFTER_FAILURES = _raise_layers("b_optimize = false, ", "", "")
 _RAISE_AS_REPORTED = _raise_layers("", "SKIP LOCKED", "AND layer.int_mem_min < ranked.memory")
+# Forget what frames of these jobs ask for.
 _FORGET = text(
     """
     DELETE FROM opencue_sched_frame_memory asked USING layer

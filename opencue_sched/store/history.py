@@ -28,6 +28,7 @@ _RUNS = text(
      GROUP BY 1 ORDER BY 1
     """
 )
+# Jobs that finished since a moment, the last one first.
 _FINISHED = text(
     """
     SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, job.str_shot AS shot, job.str_user AS user,
@@ -45,6 +46,7 @@ _FINISHED = text(
      ORDER BY job.int_ts_stopped DESC, job.pk_job LIMIT :most
     """
 )
+# Whether the history is switched off.
 _OFF = text("SELECT EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY')")
 
 

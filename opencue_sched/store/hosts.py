@@ -97,6 +97,7 @@ _HOSTS_BY_ID = f"""
     LEFT JOIN {HELD} ON true
     WHERE {MAY_TAKE_FRAMES}
 """  # noqa: S608 - only our own constants
+# The same statement in two ways: prepared, or with a plan of its own that leaves other statements as they are.
 _HOSTS_BY_ID_PREPARED = prepared(PLANNED_ONCE + _HOSTS_BY_ID)
 _HOSTS_BY_ID_UNPREPARED = text(_HOSTS_BY_ID)
 

@@ -34,6 +34,7 @@ _RANK = text(
     HAVING bool_or(job.pk_job = mine.pk_job)
     """
 )
+# The names of all services that a show may use.
 _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
 
 
@@ -68,11 +69,13 @@ def delaying_exit_statuses(connection: Connection) -> frozenset[int]:
     return frozenset(connection.execute(_DELAYING).scalars())
 
 
+# PostgreSQL's version, and the name by which it knows this connection.
 _SERVER = text(
     """
     SELECT CAST(current_setting('server_version_num') AS int) AS version, current_setting('application_name') AS client
     """
 )
+# The values of settings of PostgreSQL that are in force for this connection.
 _IN_FORCE = text("SELECT name, current_setting(name) AS value FROM unnest(CAST(:names AS text[])) AS name")
 
 
@@ -94,6 +97,7 @@ def _cores_of(what: str, where: str = "true") -> str:
     return f"CAST(coalesce(sum({what}) FILTER (WHERE {where}), 0) AS double precision) / {CENTICORES_PER_CORE}"
 
 
+# Hosts by facility, allocation, state and lock: how many there are, and what they have.
 _HOST_GROUPS = text(
     f"""
     WITH found AS (
@@ -121,6 +125,7 @@ _HOST_GROUPS = text(
      ORDER BY 1, 2, 3, 4
     """  # noqa: S608 - only our own constants
 )
+# Reservations of hosts, by facility and show.
 _HOLDS = text(
     """
     SELECT facility.str_name AS facility, coalesce(show.str_name, '') AS show,
@@ -131,6 +136,7 @@ _HOLDS = text(
      WHERE hold.until > clock_timestamp() AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     """
 )
+# For each of these jobs, a layer whose tags no host of an allocation the show subscribes to carries.
 _UNREACHED = text(
     f"""
     WITH waiting AS MATERIALIZED (

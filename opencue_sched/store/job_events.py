@@ -73,6 +73,7 @@ _NOTE_DEATHS = text(
     {_NOTIFY}
     """  # noqa: S608 - only our own constants
 )
+# Forget that a dead frame of these jobs was told of: the next one is told of again.
 _FORGET_DEATHS = text("DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 # Once an hour is enough, and a row that does not change costs nothing.
 _NOTE_RECEIVER = text(
@@ -96,13 +97,16 @@ _TAKE = text(
     RETURNING id, event, made_at, tries, body
     """  # noqa: S608 - only our own constant
 )
+# Delete events that were sent.
 _SENT = text("DELETE FROM opencue_sched_job_event WHERE id = ANY(CAST(:ids AS varchar[]))")
+# Note the error of each event that could not be sent.
 _REFUSED = text(
     """
     UPDATE opencue_sched_job_event tried SET last_error = left(refused.value, 500)
       FROM json_each_text(CAST(:errors AS json)) refused WHERE tried.id = refused.key
     """
 )
+# Drop events that are too old, or were tried too often; returns them.
 _DROP = text(
     f"""
     DELETE FROM opencue_sched_job_event WHERE id = ANY(ARRAY(

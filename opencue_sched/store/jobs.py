@@ -63,9 +63,11 @@ _JOBS = f"""
              ON quarantine.pk_job = listed.id AND quarantine.until > clock_timestamp()
      ORDER BY place, {{then}} started, id
 """  # noqa: S608 - only our own constant
+# Jobs, the one of the highest priority first and finished ones last.
 _BY_PRIORITY = text(
     _JOBS.format(place="ARRAY[CAST(job.str_state = 'FINISHED' AS int), -resource.int_priority]", then="")
 )
+# Jobs that wait and run nothing first, the longest wait in front.
 _BY_WAIT = text(
     _JOBS.format(
         place="""CASE WHEN stat.int_waiting_count > 0 AND stat.int_running_count = 0 THEN 0
@@ -73,6 +75,7 @@ _BY_WAIT = text(
         then="waiting_seconds DESC NULLS LAST,",
     )
 )
+# Layers with their requirements and counts.
 _LAYERS = text(
     """
     SELECT layer.pk_layer AS id, layer.str_name AS name, layer.str_type AS type, str_cmd AS command,
@@ -107,6 +110,7 @@ _LAYERS = text(
      ORDER BY array_position(CAST(:jobs AS varchar[]), layer.pk_job), layer.int_dispatch_order, layer.str_name
     """
 )
+# Frames; each condition holds for all where its value is NULL.
 _FRAMES = text(
     """
     SELECT frame.pk_frame AS id, frame.str_name AS name, frame.pk_layer AS layer_id, layer.str_name AS layer,
@@ -152,6 +156,7 @@ _LAYER_COLUMNS = {
     "timeout": "int_timeout",
     "timeout_llu": "int_timeout_llu",
 }
+# Take these limits off these layers.
 _DROP_LIMITS = text(
     """
     DELETE FROM layer_limit
@@ -180,6 +185,7 @@ _DEPENDS = text(
      ORDER BY er_layer.int_dispatch_order NULLS FIRST, depend.str_type, depend.ts_created, depend.pk_depend
     """
 )
+# Open dependencies of a job, or those of these that it has; each pair by itself, not what groups pairs.
 _OPEN_DEPENDS = text(
     """
     SELECT pk_depend FROM depend
@@ -213,6 +219,7 @@ _DEPENDS_AROUND = """
      ORDER BY er_job.str_name, er_layer.int_dispatch_order NULLS FIRST, on_job.str_name, depend.ts_created,
               depend.pk_depend
 """
+# What the jobs wait for, and what waits for them.
 _WAITS_FOR = text(_DEPENDS_AROUND.format(near="er", far="on"))
 _WAITED_FOR_BY = text(_DEPENDS_AROUND.format(near="on", far="er"))
 
@@ -344,6 +351,7 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
     return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
 
 
+# Have a finished job pending again, under its name.
 _REOPEN = text(
     """
     UPDATE job

@@ -41,6 +41,7 @@ _SHORTAGES = text(
      WHERE exit_status = ANY(CAST(:statuses AS int[]))
     """
 )
+# Bind layers to limits, as learnt from exit statuses; a layer that is bound already stays as it is.
 _BIND = text(
     """
     INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record, str_source)
@@ -67,12 +68,14 @@ _DELAY = text(
        AND coalesce(locked.ts_start_after < current_timestamp + make_interval(mins => short.minutes), true)
     """
 )
+# The limits of these layers.
 _BOUND_NOW = text(
     """
     SELECT pk_layer AS layer, pk_limit_record AS "limit"
       FROM layer_limit WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
     """
 )
+# Mark bindings as made by people: those that people have just added, or that had been learnt.
 _MARK = text(
     """
     UPDATE layer_limit SET str_source = 'MANUAL'
@@ -84,6 +87,7 @@ _MARK = text(
             SELECT layer, "limit" FROM json_to_recordset(CAST(:before AS json)) AS row(layer varchar, "limit" varchar)))
     """
 )
+# The layers of pending jobs that are bound to a limit, with their counts.
 _BINDINGS = text(
     """
     SELECT job.str_name AS job, layer.str_name AS layer, layer.pk_layer AS layer_id,
@@ -96,6 +100,7 @@ _BINDINGS = text(
      ORDER BY job.str_name, layer.int_dispatch_order, layer.pk_layer LIMIT :most
     """
 )
+# Take a limit off all layers that were bound to it by their exit statuses.
 _UNBIND_LEARNT = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit AND str_source = 'AUTO'")
 
 

@@ -18,7 +18,9 @@ from opencue_sched.store.limit_types import NAME_ON_HOST
 TOO_EARLY_SECONDS = 5
 """A report that was asked for less than this after the last one of its limit is left out, as a Cuebot does."""
 
+# Whether the schema keeps what licence servers report.
 _HAS_HOLDERS = text("SELECT to_regclass('limit_host') IS NOT NULL")
+# When a report was asked for, by its own clock but never later than the database's.
 _MOMENT = text("SELECT least(CAST(:asked AS timestamptz), clock_timestamp())")
 # The limits of these names, locked: of two reports the second one waits here, and sees what the first one wrote.
 _LOCK = text(
@@ -40,6 +42,7 @@ _SAID = f"""
                    AS row(limit_id varchar, host varchar, tokens int, "user" varchar)) said
      ORDER BY pk_limit_record, str_host_name, int_tokens DESC, str_reported_name
 """  # noqa: S608 - only our own constant
+# Delete the holders of these limits that the report does not name.
 _DELETE_OTHERS = text(
     f"""
     DELETE FROM limit_host held
@@ -49,6 +52,7 @@ _DELETE_OTHERS = text(
                           AND said.str_host_name = held.str_host_name)
     """  # noqa: S608 - only our own constants
 )
+# Write the holders that the report names, where they are new or changed.
 _WRITE = text(
     f"""
     INSERT INTO limit_host AS held (pk_limit_host, pk_limit_record, str_host_name, str_reported_name, int_tokens,
@@ -63,6 +67,7 @@ _WRITE = text(
            IS DISTINCT FROM (excluded.str_reported_name, excluded.int_tokens, excluded.str_user)
     """  # noqa: S608 - only our own constants
 )
+# Note when these limits were reported, and by what.
 _STAMP = text(
     """
     UPDATE limit_record SET ts_reported = :asked, str_report_source = :source

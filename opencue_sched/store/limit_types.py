@@ -69,8 +69,10 @@ _REPORTED = text(
               FROM limit_host WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))) held
     """  # noqa: S608 - only our own constants
 )
+# The database's clock, in epoch seconds.
 _NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
+# Whether the schema has types of limits (V49).
 _HAS_TYPES = text(
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record') AND attname = 'str_type'"
     " AND NOT attisdropped)"

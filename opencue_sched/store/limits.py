@@ -38,6 +38,7 @@ _LIMITS = f"""
                    coalesce(CAST(stored.columns ->> 'b_auto_tag' AS boolean), true) AS auto_tag
               FROM limit_record CROSS JOIN LATERAL (SELECT to_jsonb(limit_record) AS columns) AS stored) AS read
 """  # noqa: S608 - only our own constants
+# The machines that hold each limit by its last report; one machine once, whatever names it was reported under.
 _REPORTED = f"""
     SELECT pk_limit_record AS limit_id, {NAME_ON_HOST.format(name="str_reported_name")} AS machine,
            max(str_reported_name) AS reported_name, sum(int_tokens) AS tokens, min(limit_host.ts_reported) AS since,
@@ -45,6 +46,7 @@ _REPORTED = f"""
       FROM limit_host JOIN limits ON limits.id = pk_limit_record AND limits.reported_at IS NOT NULL
      GROUP BY pk_limit_record, 2
 """  # noqa: S608 - only our own constants
+# The same without rows, for a schema that keeps no reports.
 _NOTHING_REPORTED = """
     SELECT CAST(NULL AS varchar) AS limit_id, CAST(NULL AS varchar) AS machine, CAST(NULL AS varchar) AS reported_name,
            CAST(NULL AS bigint) AS tokens, CAST(NULL AS timestamptz) AS since, CAST(NULL AS text) AS users WHERE false
@@ -65,6 +67,7 @@ _RUNNING = f"""
       JOIN proc USING (pk_layer) JOIN host USING (pk_host) JOIN job ON job.pk_job = proc.pk_job
      GROUP BY bound.limit_id, proc.pk_host
 """  # noqa: S608 - only our own constants
+# Each limit with what holds it: what its report says (settled), and frames that the report may not show (pending).
 _USE = """
     WITH limits AS MATERIALIZED ({limits}), reported AS MATERIALIZED ({reported}), running AS MATERIALIZED ({running})
     SELECT used.*, CASE WHEN NOT is_open THEN greatest(0, threshold - running) END AS "left"
@@ -161,12 +164,16 @@ def list_holders(
     return connection.execute(statement, {**wanted, "settle_window": 0}).all()
 
 
+# Whether there are limits at all.
 _HAS_LIMITS = text("SELECT to_regclass('limit_record') IS NOT NULL")
+# The limits that b_host_limit makes count machines.
 _FLAGGED = text("SELECT str_name FROM limit_record WHERE b_host_limit ORDER BY str_name")
+# Whether the schema has exit statuses of limits (V49).
 _HAS_TERMS = text(
     "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('limit_record')"
     " AND attname = 'int_exit_status' AND NOT attisdropped)"
 )
+# Other limits with this exit status.
 _OF_STATUS = text("SELECT str_name FROM limit_record WHERE int_exit_status = :status AND pk_limit_record <> :limit")
 
 

@@ -45,6 +45,7 @@ def job_in_scope(column: str) -> str:
             WHERE scoped.pk_job = {column} AND {SHOW_IN_SCOPE} AND {_OF_FACILITY.format("scoped")})"""
 
 
+# How many hosts are up, how many of these are silent, and for how many seconds the server has run.
 _HEARING = text(
     f"""
     SELECT count(*) AS up,
@@ -53,6 +54,7 @@ _HEARING = text(
       FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host WHERE str_state = 'UP' AND {HOST_IN_SCOPE}
     """  # noqa: S608
 )
+# Mark silent hosts DOWN; those that somebody has locked are left to the next time.
 _MARK_DOWN = text(
     f"""
     WITH silent AS (

@@ -72,6 +72,7 @@ def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str
     return list(connection.execute(text(statement), {"text": name, "most": NAMES_COMPARED}).scalars())
 
 
+# What to call rows of these ids, whatever they are.
 _NAMES_BY_ID = text(
     """
     SELECT pk_show, str_name FROM show WHERE pk_show = ANY(CAST(:ids AS varchar[]))

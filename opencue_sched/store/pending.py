@@ -56,6 +56,7 @@ LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
+# The subscriptions of our shows, with size and burst, and whether the show may book.
 _SHARES = text(
     f"""
     SELECT sub.pk_show AS show_id, s.str_name AS show_name, sub.pk_alloc AS alloc_id, a.pk_facility AS facility_id,
@@ -171,8 +172,10 @@ def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None
 # allocation. (Upstream joins allocation tags by their text instead, which gives a show subscribed to one ``general``
 # clusters of another allocation that happens to be called the same.)
 
+# The facilities of this name.
 _FACILITY_IDS = text("SELECT pk_facility FROM facility WHERE str_name = :name ORDER BY pk_facility")
 
+# Every distinct tag of the hosts of each allocation.
 _TAGS_OF_ALLOCATIONS = text(
     f"""
     SELECT DISTINCT a.pk_facility AS facility_id, h.pk_alloc AS alloc_id, upper(t.str_tag_type) AS tag_type,
@@ -243,6 +246,7 @@ def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bo
     return bool(found.scalar_one())
 
 
+# Each limit with what it counts and how much.
 _LIMIT_CAPS = text(
     f"""
     SELECT pk_limit_record AS id, str_name AS name, {MOST} AS max_value, terms.counts_machines,

@@ -89,6 +89,7 @@ _MISSING = text(
 """A table that is not there is no refusal: has_table_privilege() answers NULL."""
 
 
+# Those of these tables that are not there.
 _ABSENT = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL ORDER BY name")
 
 

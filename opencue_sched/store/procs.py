@@ -23,9 +23,11 @@ HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
 """What procs hold of their host, in a SELECT from them. One that reserves less than nothing holds nothing: else more
 than the host has would be idle, and no column might hold that."""
 
+# Lock these frames in id order.
 _FRAMES = (
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
 )
+# Lock these procs, and those of these frames, in id order.
 _PROCS = """
     SELECT pk_proc FROM proc
      WHERE pk_proc = ANY(CAST(:procs AS varchar[])) OR pk_frame = ANY(CAST(:frames AS varchar[]))
@@ -37,6 +39,7 @@ LOCKED_HOSTS = (
 """Locks host rows in id order, as booking does."""
 LOCKED_SHOWS = "SELECT pk_show FROM show WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE"
 """Locks show rows: whether a show is scheduler managed stays as it is until the transaction ends."""
+# Lock runs: frames first, then procs.
 _LOCK_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}")
 _LOCK_HOSTS = text(LOCKED_HOSTS)
 # The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
@@ -76,6 +79,7 @@ _RUNS = """
 _READ_RUNS = text(_RUNS)
 # Statements of one message: the last sees what was committed before the others had their locks.
 _LOCK_AND_READ_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}; {_RUNS}")
+# Delete procs; those deleted, with what each held and of whom.
 _DELETE_PROCS = text(
     """
     DELETE FROM proc USING host

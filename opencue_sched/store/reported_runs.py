@@ -21,6 +21,7 @@ UNCHANGED_SECONDS = 60.0
 without one are killed, by how long ago their frame was written."""
 
 _BY_KEY = f"SELECT set_config('enable_bitmapscan', 'off', true); {AS_WRITTEN}"
+# Undo _BY_KEY: the statements after this one are planned as PostgreSQL likes.
 _PLAN_FREELY = text(
     """
     SELECT set_config(name, 'on', true)

@@ -22,10 +22,12 @@ from opencue_sched.store.shows import insert_row
 
 LOCK_SECONDS = 2
 """How long one host's report waits for a row of it that somebody has locked: other hosts' reports wait behind it."""
+# Have statements of this transaction wait so long for a lock at most.
 _WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")
 _REPORTED = (
     "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
 )
+# What a report is compared with: the host, its locked cores, whether anything runs on it, whether it has our comment.
 _HOST = """
     SELECT found.place, host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state,
            host_stat.str_state AS state, host.str_lock_source AS lock_source,
@@ -90,6 +92,7 @@ _TAKE_OVER = text(
     RETURNING host.str_name AS name, silent.str_fqdn AS before
     """
 )
+# The allocation of a new host: one of its facility with one of its tags, the earlier tag first; else the default one.
 _FIND_ALLOC = text(
     """
     SELECT alloc.pk_alloc, alloc.str_tag
@@ -122,7 +125,9 @@ _UPDATE_HOST_STATS = text(
     RETURNING host_stat.pk_host
     """
 )
+# Lock a host, and read its idle memory.
 _LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
+# Lock those of these hosts that nobody has locked.
 _LOCK_FREE_HOSTS = text(
     f"""
     {AS_WRITTEN}
@@ -130,6 +135,7 @@ _LOCK_FREE_HOSTS = text(
      ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
     """  # noqa: S608 - only our own constant
 )
+# Give a host the size it reports, unless something runs on it and it has not just booted.
 _RESIZE_HOST = text(
     """
     UPDATE host
@@ -138,6 +144,7 @@ _RESIZE_HOST = text(
      WHERE pk_host = :host AND (:boot OR NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host))
     """
 )
+# Set the idle amounts of hosts to what their procs leave, where they differ; the hosts that were set.
 _RECONCILE_HOSTS = text(
     f"""
     UPDATE host

@@ -157,6 +157,7 @@ _HOLDS = text(
 
 # What the task writes.
 
+# Write for how long layers have been blocked.
 _WRITE_BLOCKED = text(
     """
     INSERT INTO opencue_sched_blocked AS blocked (pk_layer, seconds, waiting, seen)
@@ -167,6 +168,7 @@ _WRITE_BLOCKED = text(
     SET seconds = excluded.seconds, waiting = excluded.waiting, seen = excluded.seen
     """
 )
+# Forget all other layers, in these facilities or everywhere.
 _FORGET_BLOCKED = text(
     """
     DELETE FROM opencue_sched_blocked blocked
@@ -186,6 +188,7 @@ _END = text(
     RETURNING pk_host
     """
 )
+# Prolong reservations, except those that somebody has locked.
 _RENEW = text(
     """
     UPDATE opencue_sched_hold hold SET until = to_timestamp(kept.until), free_at = to_timestamp(kept.free_at)
@@ -196,6 +199,7 @@ _RENEW = text(
     )
     """
 )
+# Reserve hosts for layers; a host that somebody has locked, or that is reserved by now, is left out.
 _GRANT = text(
     """
     WITH locked AS (

@@ -44,6 +44,7 @@ _MIGRATION_LOCK_KEY = 0x6F63732D6D696772
 """Session advisory lock held while migrating: the bytes of ``ocs-migr``."""
 _MIGRATION_LOCK_SECONDS = 60.0
 
+# Which tables and columns there are that a version of the schema tells apart.
 _FACTS = text(
     """
     WITH col AS (
@@ -60,7 +61,9 @@ _FACTS = text(
            EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue
     """
 )
+# Whether the server is a standby, and whether it lets this session write.
 _WRITES = text("SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') = 'on' AS read_only")
+# Our triggers on proc that are not switched off.
 _TRIGGERS = text(
     """
     SELECT tgname FROM pg_trigger
@@ -85,6 +88,7 @@ _BACKLOG_TRIGGERS = [
 """The triggers that name what changes in the backlog; where layers have start times, that of the next too."""
 _START_TIMES_TRIGGER = ("layer", "opencue_sched_work_arrived")
 
+# Those of these triggers that are missing or switched off.
 _ABSENT = text(
     """
     SELECT wanted.trigger || ' on ' || wanted.of
@@ -129,6 +133,7 @@ class SchemaFacts:
 # What our migrations leave out on a Cuebot that has no column for it, and add once a newer Cuebot has made the column.
 
 _START_TIMES_REVISION = "0009"
+# Whether layers have start times whose changes no trigger notifies.
 _START_TIMES_UNANNOUNCED = text(
     """
     SELECT EXISTS (SELECT FROM pg_attribute
@@ -137,6 +142,7 @@ _START_TIMES_UNANNOUNCED = text(
                         WHERE tgrelid = to_regclass('layer') AND tgname = 'opencue_sched_work_arrived')
     """
 )
+# Have changes of start times notified.
 _ANNOUNCE_START_TIMES = text(
     """
     CREATE TRIGGER opencue_sched_work_arrived AFTER UPDATE OF ts_start_after ON layer FOR EACH ROW

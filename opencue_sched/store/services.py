@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.store.shows import insert_row, set_rows
 
+# Services with their requirements; those of these ids, or all.
 _LIST = text(
     """
     SELECT pk_service AS id, str_name AS name, b_threadable AS threadable, int_cores_min AS min_centicores,

@@ -58,6 +58,7 @@ _EARLY_RETURN = """
 _ADDED = re.compile(r"\n *-- opencue-sched: left to the booking.*?-- opencue-sched: end", re.DOTALL)
 _BODY_BEGINS = re.compile(r"^BEGIN[ \t]*$", re.MULTILINE | re.IGNORECASE)
 
+# The named triggers on frame, with the functions that they call.
 _FUNCTIONS = text(
     """
     SELECT t.tgname AS trigger, CAST(CAST(p.oid AS regproc) AS text) AS function, p.prosrc AS body,
@@ -67,6 +68,7 @@ _FUNCTIONS = text(
     ORDER BY t.tgname
     """
 )
+# Whether the schema queues the history of frames.
 _QUEUES_HISTORY = text("SELECT to_regclass('frame_history_queue') IS NOT NULL")
 
 

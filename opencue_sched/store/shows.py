@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from opencue_sched.domain.names import FOLDER_NAME_WIDTH
 from opencue_sched.store.pending import USED, countable
 
+# Shows with their switches, counts of their pending jobs, and what they use.
 _SHOWS = text(
     f"""
     SELECT show.pk_show AS id, show.str_name AS name, b_active AS active, b_scheduler_managed AS managed,
@@ -46,10 +47,12 @@ INSERT_POINT = text(
     ON CONFLICT DO NOTHING
     """
 )
+# The department of folders and jobs for which none is named.
 _DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
 # Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
 _LOCK_SHOW = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show FOR NO KEY UPDATE")
 
+# Subscriptions with what their shows use of them; each condition holds for all where its value is NULL.
 _SUBSCRIPTIONS = text(
     f"""
     SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
@@ -121,6 +124,7 @@ def list_subscriptions(
 
 # Whose work a cap stands over: the shows to look at again when it has changed.
 
+# Managed shows with work under one of these caps.
 _SHOWS_UNDER_CAP = text(
     """
     SELECT pk_show FROM show WHERE b_scheduler_managed AND pk_show IN (

@@ -18,6 +18,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.store.schema import knows_start_after
 from opencue_sched.store.shows import INSERT_POINT
 
+# Insert a job that starts up; no row when a job that is in has its name.
 _INSERT_JOB = text(
     """
     INSERT INTO job (pk_job, pk_show, pk_folder, pk_facility, pk_dept, str_name, str_visible_name, str_show, str_shot,
@@ -28,6 +29,7 @@ _INSERT_JOB = text(
     RETURNING pk_job
     """
 )
+# Set the caps and the priority of a job: the row is there, by a trigger.
 _JOB_RESOURCE = text(
     """
     UPDATE job_resource SET int_priority = :priority, int_min_cores = :min_cores, int_max_cores = :max_cores,
@@ -35,12 +37,14 @@ _JOB_RESOURCE = text(
      WHERE pk_job = :job
     """
 )
+# Insert the environment of a job.
 _INSERT_JOB_ENV = text(
     """
     INSERT INTO job_env (pk_job_env, pk_job, str_key, str_value)
     SELECT CAST(gen_random_uuid() AS varchar), :job, key, value FROM json_each_text(CAST(:env AS json))
     """
 )
+# Insert the layers of a job.
 _INSERT_LAYERS = text(
     """
     INSERT INTO layer (pk_layer, pk_job, str_name, str_cmd, str_range, int_chunk_size, int_dispatch_order,
@@ -55,6 +59,7 @@ _INSERT_LAYERS = text(
      ORDER BY dispatch_order
     """
 )
+# Insert the environments of layers.
 _INSERT_LAYER_ENV = text(
     """
     INSERT INTO layer_env (pk_layer_env, pk_layer, pk_job, str_key, str_value)
@@ -62,6 +67,7 @@ _INSERT_LAYER_ENV = text(
       FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, env json), json_each_text(env)
     """
 )
+# Bind layers to limits by name, unless they are bound already.
 INSERT_LAYER_LIMITS = text(
     """
     INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
@@ -73,6 +79,7 @@ INSERT_LAYER_LIMITS = text(
                         WHERE known.pk_layer = id AND known.pk_limit_record = limit_record.pk_limit_record)
     """
 )
+# Insert frames in SETUP.
 _INSERT_FRAMES = text(
     """
     INSERT INTO frame (pk_frame, pk_layer, pk_job, str_name, str_state, int_number, int_dispatch_order,
@@ -85,6 +92,7 @@ _INSERT_FRAMES = text(
            AS row(id, layer, name, number, dispatch_order, layer_order, waits_for)
     """
 )
+# Insert dependencies of a job.
 _INSERT_DEPENDS = text(
     """
     INSERT INTO depend (pk_depend, pk_parent, pk_job_depend_er, pk_layer_depend_er, pk_frame_depend_er,
@@ -100,6 +108,7 @@ _INSERT_DEPENDS = text(
 )
 
 _REASON_WIDTH = 255
+# Set when frames of layers may start, and why; NULL for at once.
 _SET_START_AFTER = text(
     """
     UPDATE layer SET ts_start_after = wanted.start, str_start_after_reason = CASE WHEN wanted.start IS NOT NULL
@@ -237,6 +246,7 @@ def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
 
 # What a job that is put in refers to: facilities, departments, limits, and jobs it waits for.
 
+# Facilities, departments and limits by name; the default ones first.
 _NAMES = text(
     """
     SELECT 'facility' AS kind, pk_facility AS id, str_name AS name, b_default AS is_default FROM facility
@@ -247,6 +257,7 @@ _NAMES = text(
 )
 # What ends a frame locks its job_stat row, so after this lock no frame of the jobs ends until we commit.
 _LOCK_JOBS = text("SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR SHARE")
+# The states of these jobs.
 _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 
 

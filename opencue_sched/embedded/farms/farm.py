@@ -35,6 +35,7 @@ from opencue_sched.store.submit import open_jobs
 KB_PER_GB = 1024 * 1024
 _ROWS_PER_STATEMENT = 20_000
 
+# Give jobs their caps and priorities.
 _JOB_RESOURCES = text(
     """
     UPDATE job_resource SET int_min_cores = wanted.min_cores, int_max_cores = wanted.max_cores,
@@ -44,9 +45,11 @@ _JOB_RESOURCES = text(
      WHERE job_resource.pk_job = wanted.job
     """
 )
+# Give a folder its caps of cores and GPUs.
 _FOLDER_CAPS = text("UPDATE folder_resource SET int_max_cores = :cores, int_max_gpus = :gpus WHERE pk_folder = :folder")
 # Not by _insert(): PostgreSQL takes the name of this table for its geometric type.
 _INSERT_POINT = text("INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show)")
+# Have frames run, as a booking would.
 _RUN_FRAMES = text(
     """
     UPDATE frame SET str_state = 'RUNNING', str_host = run.host_name, int_cores = run.cores, int_gpus = run.gpus,
@@ -56,6 +59,7 @@ _RUN_FRAMES = text(
      WHERE frame.pk_frame = run.frame
     """
 )
+# Take what runs of some frames hold from the idle amounts of their hosts.
 _TAKE_FROM_HOSTS = text(
     """
     UPDATE host SET int_cores_idle = int_cores_idle - taken.cores, int_mem_idle = int_mem_idle - taken.memory,
@@ -66,7 +70,9 @@ _TAKE_FROM_HOSTS = text(
      WHERE host.pk_host = taken.host
     """
 )
+# Count one more dependency of each of these frames.
 _ADD_DEPEND = text("UPDATE frame SET int_depend_count = int_depend_count + 1 WHERE pk_frame = ANY(:frames)")
+# The layer, job and show of each of these frames.
 _FRAME_PLACES = text(
     "SELECT frame.pk_frame, frame.pk_layer, frame.pk_job, job.pk_show FROM frame JOIN job USING (pk_job)"
     " WHERE pk_frame = ANY(:frames)"
