@@ -222,14 +222,16 @@ class _Filler:
             return bool(call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], arguments))
 
     def _renew(self) -> None:
-        """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
-        made another filling epoch, and the scripts refuse ours."""
+        """Keep the lease; take it again if it ran out on a slow machine and no other process has it now.
+
+        A process that had it in between has made another filling epoch, so the scripts refuse what we write.
+        """
         if not self._take():
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 
-    def _renewing(self, items: Iterable[_T], *, every: int = 1) -> Iterator[_T]:
-        """The items, with the lease renewed before each, or before as many."""
-        for number, item in enumerate(items):
+    def _renewing(self, steps: Iterable[_T], *, every: int = 1) -> Iterator[_T]:
+        """Yield the steps of some work; the lease is renewed before the first step, then before one in ``every``."""
+        for number, step in enumerate(steps):
             if number % every == 0:
                 self._renew()
-            yield item
+            yield step

@@ -190,11 +190,15 @@ def _stored_keys(ledger: Ledger) -> set[str]:
 
 
 def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, tuple[int, Amounts]]:
-    """Read counters in pieces; each piece knows its moment."""
+    """Each counter, with the sequence number at which it was read: cores and GPUs, or frames and 0 for a limit.
+
+    Counters are read in pieces; those of one piece have the same number.
+    """
     read: list[tuple[int, Amounts]] = []
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
         for _, seq, *numbers in ledger.call_under(id_calls("inventory", part, epoch.text)):
-            read += [(int(seq), (int(a), int(b))) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+            pairs = zip(numbers[::2], numbers[1::2], strict=True)
+            read += [(int(seq), (int(cores), int(gpus))) for cores, gpus in pairs]
     return dict(zip(vertices, read, strict=True))
 
 

@@ -61,9 +61,9 @@ def _look(client: redis.Redis) -> tuple[str | None, str | None]:
         for key in types:
             pipe.type(key)
         (stored, seq), *found = pipe.execute()
-    for (key, wanted), type_ in zip(types.items(), found, strict=True):
-        if type_ not in (wanted, "none"):
-            return f"{key} is a {type_}, and must be a {wanted}", stored
+    for (key, right_type), type_ in zip(types.items(), found, strict=True):
+        if type_ not in (right_type, "none"):
+            return f"{key} is a {type_}, and must be a {right_type}", stored
     if seq is not None and not _USABLE_SEQ.fullmatch(cast("str", seq)):
         return f"{keys.SEQ} is {seq[:_SHOWN_CHARACTERS]!r}, which cannot be counted on from", stored
     return None, stored

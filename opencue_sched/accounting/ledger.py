@@ -137,7 +137,7 @@ class Ledger:
         them: what is accepted beside it is the caller's to commit or to roll back.
         """
         answers, caps = self._book(bookings)
-        unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
+        unseeded = [booking for booking in bookings if refused_for(answers[booking.proc_id]) == UNSEEDED]
         if unseeded and self.load_caps is not None:
             try:
                 self.load_caps(_capped_keys(unseeded))  # each refusal names only the first in its way
@@ -155,7 +155,7 @@ class Ledger:
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)
         answers, reads = self._call(
-            lambda epoch: [book_call(epoch, "check", b, self.owner) for b in bookings],
+            lambda epoch: [book_call(epoch, "check", booking, self.owner) for booking in bookings],
             reads=[("HMGET", key, *keys.cap_fields(key)) for key in vertices],
             raising=False,
         )
@@ -168,7 +168,7 @@ class Ledger:
             with answering():
                 raise_if_damaged(self.client)
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := keys.read_caps(key, values))}
-        return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
+        return {booking.proc_id: answer for booking, answer in zip(bookings, answers, strict=True)}, caps
 
     def cores_in_use(self, subscriptions: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Whole cores booked under each subscription (show id, allocation id): one round trip, whatever their number.
@@ -219,7 +219,8 @@ class Ledger:
             of_limit = iter([next(answers) for _ in range(READS_OF_MACHINES)])
             counts = [next(counters) for _ in machines[limit_id]]
             with suppress(TypeError, ValueError):  # a damaged key: a recompute puts it right
-                frames_on = {m: int(frames or 0) for m, frames in zip(machines[limit_id], counts, strict=True)}
+                pairs = zip(machines[limit_id], counts, strict=True)
+                frames_on = {machine: int(frames or 0) for machine, frames in pairs}
                 seats[limit_id] = seats_of(of_limit, frames_on, most, name, now)
         return seats
 
@@ -291,7 +292,7 @@ class Ledger:
 
         Never call this while the outcome of a COMMIT is unknown: leave the booking in flight and recompute will tell.
         """
-        self._call(lambda epoch: [rollback_call(epoch, b, self.owner) for b in bookings])
+        self._call(lambda epoch: [rollback_call(epoch, booking, self.owner) for booking in bookings])
 
     def release(self, proc_ids: Sequence[str]) -> int:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
@@ -342,7 +343,7 @@ class Ledger:
             answers, _ = self._call(lambda epoch: caps_calls(epoch, version, rows))
         else:
             answers = self.call_under(caps_calls(epoch.text, version, rows))
-        return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
+        return sum(int(answer[1]) for answer in answers), sum(int(answer[2]) for answer in answers)
 
     def records(self) -> Iterator[Record]:
         """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may be seen or not, any twice.

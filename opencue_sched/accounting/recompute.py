@@ -233,7 +233,7 @@ def recompute(
         with answering(ledger.client):
             ledger.client.set(keys.FOUND, Found.of(done).packed())
             ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
-    in_flight = [r.booked_at for r in done.check.records.values() if r.state is EntryState.IN_FLIGHT]
+    in_flight = [record.booked_at for record in done.check.records.values() if record.state is EntryState.IN_FLIGHT]
     report = RecomputeReport(
         shows=len(done.managed),
         procs=done.procs,

@@ -100,11 +100,11 @@ def call_scripts(
     if fence is not None:
         calls = [ScriptCall(call.name, (*call.keys, fence.key), (*call.args, fence.number)) for call in calls]
     answers = _pipelined(client, calls, reads)
-    unknown = [i for i, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
+    unknown = [place for place, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
     if unknown:
-        again = _pipelined(client, [calls[i] for i in unknown], reads, with_texts=True)
-        for i, answer in zip(unknown, again, strict=False):
-            answers[i] = answer
+        again = _pipelined(client, [calls[place] for place in unknown], reads, with_texts=True)
+        for place, answer in zip(unknown, again, strict=False):
+            answers[place] = answer
         answers[len(calls) :] = again[len(unknown) :]
     for answer in answers:
         if raising and isinstance(answer, Exception):

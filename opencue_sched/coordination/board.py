@@ -147,5 +147,5 @@ class BoardScripts:
 
 
 def field_map(flat: Sequence[Any]) -> dict[str, str]:
-    """A hash as a script answers it."""
-    return {str(flat[i]): str(flat[i + 1]) for i in range(0, len(flat), 2)}
+    """A hash, from the fields and values that a script answers in turn."""
+    return {str(flat[place]): str(flat[place + 1]) for place in range(0, len(flat), 2)}

@@ -94,7 +94,7 @@ class CommitQueue:
         """
         ticket, rows = object(), frozenset(ids)
         with self._changed:
-            before = {asked for asked, wanted in self._asked.items() if not rows.isdisjoint(wanted)}
+            before = {asked for asked, asked_rows in self._asked.items() if not rows.isdisjoint(asked_rows)}
             self._asked[ticket] = rows
         try:
             with self._changed:
@@ -302,7 +302,7 @@ class _Commit:
         if not kept:
             return [], lost
         # (b) Hosts, then caps, which stay as they are until COMMIT.
-        hosts = self._lock_hosts(connection, {p.host.id for p in kept})
+        hosts = self._lock_hosts(connection, {proc.host.id for proc in kept})
         self._check_time()
         now = store.read_caps(connection, by_vertex(kept))
         kept, under_other_terms = fit_terms(kept, self.terms, now)
@@ -319,7 +319,7 @@ class _Commit:
                 raise
             self._check_time()
             store.take_back_writes(connection)
-            free = store.lock_free_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
+            free = store.lock_free_stats(connection, {proc.layer.id for proc in kept}, {proc.job.id for proc in kept})
             busy = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")
             lost += [(proc, busy) for proc in kept if not {proc.layer.id, proc.job.id} <= free]
             committed, taken_over = self._start(
@@ -360,7 +360,7 @@ class _Commit:
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._check_time()
         versions = store.start_frames(connection, kept, self.settings.queue.uncounted_exit_statuses, self.facts)
-        return [replace(p, frame=replace(p.frame, version=versions[p.frame.id])) for p in kept], lost
+        return [replace(proc, frame=replace(proc.frame, version=versions[proc.frame.id])) for proc in kept], lost
 
     def _elapsed(self) -> float:
         return self.clock() - self.booked_at

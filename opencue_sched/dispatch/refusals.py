@@ -67,7 +67,11 @@ class Refusals:
                 if error is None:
                     launched |= {frame.job_id, host}
                     self.apart.worked((frame.layer_id, host))
-                elif error.outcome_unknown or not outcome.answered or any(said in words for said in _HOST_WORDS):
+                elif (
+                    error.outcome_unknown
+                    or not outcome.answered
+                    or any(host_words in words for host_words in _HOST_WORDS)
+                ):
                     hosts.add(host)
                 else:
                     refused[frame.job_id, host] = words

@@ -292,9 +292,9 @@ class VerdictNotes:
                         self._changed[key] = None
                     else:
                         self._seen_again.add(key)
-            for place, found in shortages.items():
+            for place, place_shortages in shortages.items():
                 last = self._shortages.get(place)
-                self._shortages[place] = RecordedShortages(*place, tuple(found), at)
+                self._shortages[place] = RecordedShortages(*place, tuple(place_shortages), at)
                 if last is None or last.shortages != self._shortages[place].shortages:
                     self._changed_shortages[place] = None
                 else:

@@ -72,7 +72,7 @@ def report_limits(
     """
     if problems := [
         *_problems({"source": source}),
-        *(said for limit in held for said in _problems_of(limit, held[limit])),
+        *(problem for limit in held for problem in _problems_of(limit, held[limit])),
     ]:
         raise InvalidFile(*problems)
     with engine.begin() as connection:

@@ -318,10 +318,10 @@ def lock_frames(
     it names (``named_limit_ids``) and of those that there are (``limit_ids``). In one message.
     """
     parameters = {
-        "layers": texts({p.layer.id for p in procs}),
-        "frames": texts(p.frame.id for p in procs),
-        "versions": numbers(p.frame.version for p in procs),
-        "frame_layers": texts(p.layer.id for p in procs),
+        "layers": texts({proc.layer.id for proc in procs}),
+        "frames": texts(proc.frame.id for proc in procs),
+        "versions": numbers(proc.frame.version for proc in procs),
+        "frame_layers": texts(proc.layer.id for proc in procs),
     }
     rows = connection.execute(with_start_after(_LOCK_FRAMES, columns.has_start_after, once=True), parameters).all()
     frames = {frame: kb for row in rows if row.frames for frame, kb in zip(row.frames, row.memory, strict=True)}
@@ -380,12 +380,12 @@ def take_back_writes(connection: Connection) -> None:
 def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
     """Insert the procs; ids of those inserted. A frame that got another proc meanwhile keeps that one."""
     parameters = {
-        "procs": texts(p.proc_id for p in procs),
-        "hosts": texts(p.host.id for p in procs),
-        "shows": texts(p.vertices.show_id for p in procs),
-        "jobs": texts(p.job.id for p in procs),
-        "layers": texts(p.layer.id for p in procs),
-        "frames": texts(p.frame.id for p in procs),
+        "procs": texts(proc.proc_id for proc in procs),
+        "hosts": texts(proc.host.id for proc in procs),
+        "shows": texts(proc.vertices.show_id for proc in procs),
+        "jobs": texts(proc.job.id for proc in procs),
+        "layers": texts(proc.layer.id for proc in procs),
+        "frames": texts(proc.frame.id for proc in procs),
         **_amounts(procs),
         "memory_used": FIRST_MEMORY_USED_KB,
     }
@@ -406,10 +406,10 @@ def start_frames(
     taken back, and the triggers do it: somebody has put one of the functions back meanwhile.
     """
     parameters = {
-        "layers": texts({p.layer.id for p in procs}),
-        "jobs": texts({p.job.id for p in procs}),
-        "frames": texts(p.frame.id for p in procs),
-        "host_names": texts(p.host.name for p in procs),
+        "layers": texts({proc.layer.id for proc in procs}),
+        "jobs": texts({proc.job.id for proc in procs}),
+        "frames": texts(proc.frame.id for proc in procs),
+        "host_names": texts(proc.host.name for proc in procs),
         **_amounts(procs),
         "no_retry": numbers(map(int, sorted({*STATUSES_NOT_COUNTED_AS_RETRY, *uncounted}))),
     }
@@ -434,10 +434,10 @@ def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> Non
 def _amounts(procs: Sequence[PlannedProc]) -> dict[str, str]:
     """What each proc takes, as columns: centicores, KB, whole GPUs."""
     return {
-        "cores": numbers(p.resources.cores * CENTICORES_PER_CORE for p in procs),
-        "memory": numbers(p.resources.memory_kb for p in procs),
-        "gpus": numbers(p.resources.gpus for p in procs),
-        "gpu_memory": numbers(p.resources.gpu_memory_kb for p in procs),
+        "cores": numbers(proc.resources.cores * CENTICORES_PER_CORE for proc in procs),
+        "memory": numbers(proc.resources.memory_kb for proc in procs),
+        "gpus": numbers(proc.resources.gpus for proc in procs),
+        "gpu_memory": numbers(proc.resources.gpu_memory_kb for proc in procs),
     }
 
 

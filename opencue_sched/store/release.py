@@ -132,7 +132,7 @@ _LOWERED_MEMORY = """
     UPDATE layer SET int_mem_min = aim.memory
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
 """
-# After procs ended: give their hosts back what they held, record usage, and lower the memory of layers.
+# After procs ended: give their hosts back what they held, record usage, lower the memory of layers, count for shows.
 _RECORD_RUNS = text(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
 # Set the state of those of these frames that are in one of the expected states.
 _SET_FRAME_STATES = text(

@@ -216,7 +216,7 @@ def _edges(image: Sequence[Sequence[Colour]]) -> list[tuple[int, int]]:
             for other_row, other_column in ((row, column + 1), (row + 1, column)):
                 if other_row < len(image) and other_column < len(line):
                     other = image[other_row][other_column]
-                    if sum(abs(a - b) for a, b in zip(colour, other, strict=True)) > 0.16:
+                    if sum(abs(light - other_light) for light, other_light in zip(colour, other, strict=True)) > 0.16:
                         found.update(((row, column), (other_row, other_column)))
     return sorted(found)
 

@@ -141,7 +141,7 @@ class SimulatedFarm(Startable):
         """frame id -> host name of everything that holds cores at this moment."""
 
         def collect() -> dict[str, str]:
-            return {frame_id: name for name, it in self._served.items() for frame_id in it.host.frame_ids}
+            return {frame_id: name for name, served in self._served.items() for frame_id in served.host.frame_ids}
 
         return self._call(_as_coroutine(collect))
 
@@ -149,9 +149,9 @@ class SimulatedFarm(Startable):
         """Copies of every run so far (of one frame), by start."""
 
         def collect() -> list[FrameRun]:
-            every = (run for it in self._served.values() for run in it.host.runs)
+            every = (run for served in self._served.values() for run in served.host.runs)
             return sorted(
-                (replace(run) for run in every if frame_id in (None, run.frame_id)), key=lambda it: it.started
+                (replace(run) for run in every if frame_id in (None, run.frame_id)), key=lambda run: run.started
             )
 
         return self._call(_as_coroutine(collect))
