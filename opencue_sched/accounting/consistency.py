@@ -37,30 +37,36 @@ _NO_MACHINE = "-"
 
 @dataclass(frozen=True, slots=True)
 class EntryChange:
-    """An entry that came (``added``) or went, at a sequence number: a line of acct:audit:log."""
+    """An entry that came into the ledger or went out of it: a line of acct:audit:log."""
 
     seq: int
+    """The sequence number at which it did."""
     added: bool
+    """True for an entry that came, False for one that went."""
     proc_id: str
     entry: str
+    """The entry as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyCheck:
-    """The ledger as scanned, each counter with the sequence number it was read at before its amounts (cores and GPUs;
-    of a limit frames and 0), and the changes of entries meanwhile.
-
-    ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` and
-    ``seqs`` are valid. ``healed``: counters corrected, and by how much they were off; ``seqs``: our numbers of these.
-    """
+    """What one consistency check has read and corrected."""
 
     epoch: Epoch
     records: Mapping[str, Record]
+    """The ledger as scanned."""
     readings: Mapping[str, tuple[int, Amounts]]
+    """Each counter: the sequence number at which it was read, then its cores and GPUs; for a limit, its frames and
+    0."""
     events: Sequence[EntryChange]
+    """The changes of entries while the check was under way."""
     complete: bool
+    """False when another check was under way, or this one outlived its token: then only ``records`` and ``seqs`` are
+    valid."""
     healed: Mapping[str, Amounts] = field(default_factory=dict)
+    """The counters that were corrected, each with what it was off by."""
     seqs: Sequence[int] = ()
+    """The sequence numbers of our own corrections."""
     wrong_machines: Sequence[str] = ()
     """Keys of the counters of limits' frames on machines that were not machines of their limits, or the reverse, or of
     frames whose starts were not all known."""

@@ -63,11 +63,13 @@ def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass read, found and applied. ``procs`` of the ``managed`` shows are in the proc table."""
+    """What one pass read, found and applied."""
 
     mark: Mark
     managed: frozenset[str]
+    """The ids of the managed shows."""
     procs: int
+    """How many procs of managed shows are in the proc table."""
     check: ConsistencyCheck
     changes: Sequence[Change]
     passed_over: Sequence[str]

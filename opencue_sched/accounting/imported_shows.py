@@ -14,11 +14,13 @@ from opencue_sched.accounting.ledger import answering
 
 @dataclass(frozen=True, slots=True)
 class ImportNote:
-    """A field of ``acct:counted``: ``version`` of the show's row when it was imported; ``due``: when to import it again
-    and book it (Redis TIME, seconds), or 0 when it may be booked (accounting.show_handover)."""
+    """A note that a show was imported, or is to be: a field of ``acct:counted``."""
 
     version: str
+    """The version of the show's row when it was imported."""
     due: float = 0.0
+    """When to import it again so that it may be booked, in seconds of Redis TIME; 0 when it may be booked
+    (accounting.show_handover)."""
 
     @property
     def text(self) -> str:
@@ -37,8 +39,8 @@ class ImportNote:
 def imported_shows(client: redis.Redis) -> dict[str, str]:
     """Shows that are ours, each with the version of its row then. Raises NotReady.
 
-    To be read before PostgreSQL is asked for frames that the ledger does not have: a show that is imported in between
-    is taken for one that is not, and its frames count twice for a moment rather than not at all.
+    Read it before PostgreSQL is asked for frames that the ledger does not have. A show that is imported between the two
+    is then taken for one that is not, and its frames count twice for a moment rather than not at all.
     """
     with answering(client):
         texts = cast("Mapping[str, str]", client.hgetall(keys.IMPORTED))

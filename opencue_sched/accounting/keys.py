@@ -117,7 +117,9 @@ def reported(limit_id: str) -> tuple[str, str]:
 
 def starts_of(entry: str) -> list[tuple[str, str]]:
     """The limits and machines ('' for a limit of frames) at which the starts of a proc with this entry are noted.
-    Nothing of a damaged entry."""
+
+    A damaged entry has none.
+    """
     listed = [part.partition("@") for part in entry.rpartition("|")[2].split(",") if "@" in part]
     with_machine = {limit_id for limit_id, _, machine in listed if machine}
     return [(limit_id, machine) for limit_id, _, machine in listed if machine or limit_id not in with_machine]
@@ -179,11 +181,8 @@ def cap_fields(key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class VertexCaps:
-    """Caps and use of one vertex. Cores are whole (a cap may be the fraction of one core), None is unlimited.
-
-    A limit counts frames: ``max_frames`` is its value less the frames of unmanaged shows (``foreign_frames``). One that
-    ``counts_machines`` has no bound of frames.
-    """
+    """Caps and use of one vertex. Cores are whole, though a cap may be the fraction of one; a cap of None is
+    unlimited."""
 
     kind: VertexKind
     cores: int
@@ -191,9 +190,13 @@ class VertexCaps:
     max_cores: float | None = None
     max_gpus: float | None = None
     frames: int = 0
+    """Frames in use under a limit; 0 for other vertices."""
     max_frames: float | None = None
+    """What the ledger's frames may use of a limit: its value less ``foreign_frames``."""
     foreign_frames: int = 0
+    """Frames of unmanaged shows under a limit."""
     counts_machines: bool = False
+    """Whether a limit counts machines: then nothing bounds its frames."""
 
 
 def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
@@ -237,17 +240,17 @@ class EntryState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What one proc takes, and from whom. Whole cores. ``proc_id`` exists before anything is booked.
-
-    A vertex with an empty id is not counted (a local proc has no subscription). ``machine``: where it is booked
-    (machine_of), which the script notes under limits that count machines.
-    """
+    """What one proc takes, and from which vertices it is taken."""
 
     proc_id: str
+    """The id that the proc will have: it exists before anything is booked."""
     vertices: Vertices
+    """A vertex with an empty id is not counted: a local proc has no subscription."""
     cores: int
+    """Whole cores."""
     gpus: int = 0
     machine: str = ""
+    """Where the proc is booked (machine_of). The script notes it under limits that count machines."""
 
     def packed(self) -> str:
         """The entry as text."""
@@ -259,14 +262,17 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One ledger entry. ``booked_at`` is Redis TIME in seconds; ``changed_seq`` is acct:seq at its last change."""
+    """One ledger entry with what is recorded of it."""
 
     proc_id: str
     state: EntryState
     booked_at: int
+    """Redis TIME in seconds."""
     changed_seq: int
+    """The sequence number (acct:seq) of its last change."""
     owner: str
     entry: str
+    """The entry as text: see unpack_entry."""
 
     @property
     def show_id(self) -> str:
@@ -293,8 +299,10 @@ def unpack_entry(proc_id: str, entry: str) -> Booking:
 
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
-    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of a damaged
-    entry, which the scripts take out of no counter either (lua/includes/moves.lua)."""
+    """What an entry adds to which vertex: key, cores and GPUs; to a limit 1 frame and 0.
+
+    A damaged entry adds nothing: the scripts take it out of no counter either (lua/includes/moves.lua).
+    """
     try:
         booking = unpack_entry("", entry)
     except InvalidInput:

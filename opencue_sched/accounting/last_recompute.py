@@ -22,10 +22,12 @@ _MOST_NAMED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``entries`` of procs that were gone: proc id to ``changed_seq``. ``counters`` that were off: key to how much."""
+    """What a recompute found wrong."""
 
     entries: Mapping[str, int] = field(default_factory=dict)
+    """Entries of procs that were gone: proc id to ``changed_seq``."""
     counters: Mapping[str, Amounts] = field(default_factory=dict)
+    """Counters that were off: key to how much."""
 
     @classmethod
     def of(cls, done: Pass) -> Found:

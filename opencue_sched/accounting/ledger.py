@@ -58,26 +58,31 @@ _FOLLOWER_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class BookingRefused:
-    """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned,
-    unseeded or error; ``current`` and ``limit`` in cores, GPUs or frames. ``text``: an unseeded vertex' key, a
-    released id, or what Redis said of an error."""
+    """Why a booking was not taken."""
 
     table: str
+    """What refused it: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned, unseeded or error."""
     current: float = 0.0
+    """What was in use there: cores, GPUs or frames."""
     limit: float = 0.0
+    """The cap, in the same unit."""
     text: str = ""
+    """The key of an unseeded vertex, a released id, or what Redis said of an error; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookAnswers:
-    """What became of each booking. ``caps`` are those of every vertex that could refuse, read after the bookings in the
-    same round trip. ``terms``: by proc id and limit id, the terms (limit_types.TERMS) under which each limit that
-    counts machines has accepted the booking; one under no such limit has none."""
+    """What became of each booking."""
 
     accepted: frozenset[str]
+    """The proc ids of the bookings that were taken."""
     refusals: Mapping[str, BookingRefused]
+    """All others, by proc id."""
     caps: Mapping[str, VertexCaps]
+    """The caps and use of every vertex that could refuse, read after the bookings in the same round trip."""
     terms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The terms (limit_types.TERMS) under which each limit that counts machines accepted a booking, by proc id and
+    limit id. A booking under no such limit has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,14 +470,18 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference to apply: the entry as it was seen (``expected_seq`` None: absent, or nobody can read it), and as
-    it should be, and why it is not. ``entry`` None removes it; ``state`` counts only with an entry."""
+    """One difference between the ledger and the proc table, to be applied."""
 
     proc_id: str
     expected_seq: int | None
+    """``changed_seq`` of the entry as it was seen: an entry that has another by now is left alone. None when there was
+    no entry, or one that nobody can read."""
     entry: str | None
+    """The entry as it should be; None removes it."""
     state: EntryState = EntryState.CONFIRMED
+    """The state that the entry should have. It counts only with an entry."""
     cause: Cause | None = field(default=None, compare=False)
+    """Why the entry is not as it should be."""
 
 
 def book_call(epoch: str, mode: Literal["check", "force"], booking: Booking, owner: str) -> ScriptCall:
@@ -506,14 +515,19 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
 
 
 def caps_calls(epoch: str, version: str, rows: Sequence[CapRow]) -> list[ScriptCall]:
-    """``rows``: vertex key and its fields, each name before its value. Of a limit that counts machines then two lists:
-    those that hold it by what the ledger does not have, and those that hold it so and do not count."""
+    """The calls that write caps. A row has the key of a vertex, and its fields, each name before its value.
+
+    A limit that counts machines has two lists behind its fields: the machines that hold it by what the ledger does not
+    have, and those of them that do not count.
+    """
     return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
 
 def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
-    """The correction of the consistency check that has this token. ``amounts``: vertex key, cores (or frames) and GPUs
-    to add."""
+    """The calls by which the consistency check that has this token corrects counters.
+
+    ``amounts``: the key of a vertex, and the cores (of a limit, frames) and GPUs to add.
+    """
     return [
         ScriptCall("adjust", LEDGER_KEYS, (epoch, token, number, *(field for amount in part for field in amount)))
         for number, part in enumerate(chunks(amounts, VERTICES_PER_CALL), start=1)

@@ -80,10 +80,10 @@ def _listed(limit: str, host_id: str) -> tuple[str, ...]:
 
 
 def may_still_commit(engine: Engine, age_seconds: float) -> bool:
-    """Whether what was booked an age ago may still be committed, because PostgreSQL has not ended with its COMMIT.
+    """Whether a booking that is an age old may still be committed, because PostgreSQL has not finished its COMMIT.
 
-    That was sent within a commit deadline, at most a third of an age. To be asked before the snapshot is taken: what
-    has ended by then is in it.
+    A COMMIT is sent within a commit deadline of its booking, which is at most a third of an age. Ask before the
+    snapshot is taken: then the snapshot has what had been committed at the time of the answer.
     """
     stalled = ask(engine, store.unfinished_commits, age_seconds / 3)
     if stalled:
@@ -153,7 +153,8 @@ def reconcile(
 def renew_entries(ledger: Ledger, show_id: str) -> None:
     """Give the entries of a show new sequence numbers, so that no pass that has read them can touch them.
 
-    For a show that is managed again: a pass that saw it unmanaged would retire entries that are needed by now.
+    Called when a show is managed again: a pass that saw it unmanaged would otherwise retire entries that are needed by
+    now.
     """
     changes = [
         Change(record.proc_id, record.changed_seq, record.entry, record.state)
@@ -179,19 +180,20 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyChec
 
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
-    """What a pass found and did.
-
-    ``causes``: entries that differed, by Cause. ``drifted``: counters that were off their entries, because another
-    program wrote to them, by kind of vertex. ``oldest_in_flight_seconds`` is by Redis TIME.
-    """
+    """What a pass found and did."""
 
     shows: int
     procs: int
     causes: Mapping[str, int] = field(default_factory=dict)
+    """How many entries differed, by Cause."""
     drifted: Mapping[str, int] = field(default_factory=dict)
+    """How many counters were off their entries, by kind of vertex: another program wrote to them."""
     in_flight: int = 0
+    """How many bookings were in flight."""
     oldest_in_flight_seconds: float = 0.0
+    """The age of the oldest of these, by Redis TIME."""
     seconds: float = 0.0
+    """How long the pass took."""
     unpublished_cores: int = 0
     """Cores of procs that ended without the decrement that another program should have published."""
 

@@ -180,11 +180,13 @@ class ImportedShows:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """What our command did. ``store_ready`` False: Redis was not open; then the first worker imports a show handed
-    over, and the bootstrap leaves out one handed back."""
+    """What a command that hands a show over, or back, has done."""
 
     changed: bool
+    """Whether the show's flag was another one before."""
     store_ready: bool = True
+    """Whether Redis was open. Where it was not, the first worker imports a show handed over, and the bootstrap leaves
+    out one handed back."""
 
 
 def hand_over(
