@@ -21,12 +21,14 @@ _DEEPEST = 100
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One of the two ways from a job: ``near`` and ``far`` are the sides of a dependency, as columns of it begin."""
+    """One of the two ways from a job: to what it waits for, or to what waits for it."""
 
     title: str
     nothing: str
     near: str
+    """The side of a dependency on which the job is, as the names of its columns begin: er or on."""
     far: str
+    """The other side."""
 
 
 _WAYS = (

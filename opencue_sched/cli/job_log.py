@@ -68,12 +68,14 @@ def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[s
 
 @dataclass(slots=True)
 class _Log:
-    """How far a log has been copied to standard output; ``inode`` is of the file that was copied."""
+    """How far a log has been copied to standard output."""
 
     path: str
     tail: int | None
     inode: int = 0
+    """The inode of the file that was copied; 0 before any was."""
     position: int = 0
+    """How many bytes of it were copied."""
 
     def copy(self) -> bool:
         """Copy what is there and was not yet. False if no log is visible."""

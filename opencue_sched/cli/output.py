@@ -57,18 +57,23 @@ def log_warnings() -> None:
 class Column:
     """A value of the things that a command lists: declared once for the table and for JSON.
 
-    ``read`` is an attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
-    attribute. A column without title is in JSON only; one without key, in the table only. ``show`` gives the table's
-    text of a value; None is an empty cell. On a terminal that is too narrow those without any value are left out, then
-    those of the least ``importance``, from the right; the last one's text takes several lines before that if it
-    ``wraps``."""
+    On a terminal that is too narrow, columns without any value are left out, then those of the least importance, from
+    the right.
+    """
 
     key: str
+    """The name in JSON; a column without one is in the table only."""
     title: str = ""
+    """The title in the table; a column without one is in JSON only."""
     read: str | Callable[[Any], Any] = ""
+    """An attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
+    attribute."""
     show: Callable[[Any], str] | None = None
+    """Gives the table's text of a value; a value of None is an empty cell."""
     importance: int = 1
     wraps: bool = False
+    """Whether its text takes several lines before columns are left out for want of width. It counts for the last column
+    only."""
 
     def value(self, thing: Any) -> Any:
         if callable(self.read):
@@ -96,17 +101,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command did or found: a line or lines for people, a document for scripts, notes for standard error.
-
-    Unless ``status`` is 0, it is the exit status. Where there are no lines, people are told ``nothing``, on standard
-    error.
-    """
+    """What a command did or found."""
 
     lines: str | Iterable[str]
+    """For people, on standard output."""
     document: Any
+    """For scripts, with --json."""
     notes: Sequence[str] = ()
+    """For standard error."""
     status: int = 0
+    """The exit status."""
     nothing: str = ""
+    """What people are told on standard error where there are no lines."""
 
     def show(self, *, as_json: bool) -> None:
         """Print it, and end with the exit status."""
@@ -124,14 +130,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Texts of cells, the numbers of the columns ``shown``, and whether the last text of a line ``wraps``."""
+    """Texts of cells, ready to be laid out."""
 
     titles: list[str]
     cells: list[list[str]]
     widths: list[int]
     right: list[bool]
     shown: list[int]
+    """The numbers of the columns that are shown."""
     wraps: bool
+    """Whether the last text of a line may take several lines."""
 
     def line(self, texts: Sequence[str]) -> str:
         """One line of the table, of texts of all columns."""

@@ -106,17 +106,22 @@ JOB_COLUMNS = Columns(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user chose. ``show`` and ``job`` are parts of names, ``priority`` is a number to be set, and ``typing``
-    says which of these is being typed; ``selected`` and ``explained`` are ids of jobs."""
+    """What the user chose."""
 
     sort: str = "wait"
     show: str = ""
+    """Part of the name of a show."""
     job: str = ""
+    """Part of the name of a job."""
     priority: str = ""
+    """A number to be set, as typed so far."""
     selected: str | None = None
+    """The id of a job."""
     explained: str | None = None
+    """The id of a job."""
     scrolled: int = 0
     typing: str = ""
+    """Which of ``show``, ``job`` and ``priority`` is being typed; empty for none."""
     asked: JobChange | None = None
     """What a key would change on the job, which a person is asked about."""
     agreed: bool = False
@@ -132,12 +137,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read last. ``explanation`` is of the job that is explained; ``problem``: why nothing newer could be
-    read."""
+    """What was read last."""
 
     view: FarmView
     explanation: Sequence[str] = ()
+    """Of the job that is explained."""
     problem: str = ""
+    """Why nothing newer could be read; empty where it could."""
 
 
 @TOP.on_farm("top --once --json | jq '.jobs[] | {name, why_text}'")
