@@ -64,10 +64,11 @@ def resend_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One job as it was at one moment. Nobody changes ``fields`` after it was read."""
+    """One job as it was at one moment."""
 
     uuid: str
     fields: dict[str, str]
+    """The fields of its hash. Nobody changes them after they were read."""
     left_ms: float | None = None
     """Milliseconds until its claim ends: -1 for one that never ends, -2 without a claim, None when not asked for."""
 

@@ -178,11 +178,14 @@ BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash",
 
 @dataclass(frozen=True, slots=True)
 class BoardKeys:
-    """Keys of one jobboard. With ``clustered`` they share a hash tag, so the board works on Redis Cluster."""
+    """Keys of one jobboard."""
 
     ns: str
+    """The namespace, with which every key begins."""
     board: str
+    """The name of the board."""
     clustered: bool = False
+    """Whether the keys share a hash tag, so that the board works on Redis Cluster."""
 
     @property
     def prefix(self) -> str:

@@ -107,11 +107,13 @@ class SkippedCluster:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed``, ``stale``,
-    ``unreadable``, or ``no_database``: a pass of this worker hangs in PostgreSQL, and it does not answer."""
+    """Why a posting was not claimed."""
 
     reason: str
+    """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: a pass of this
+    worker hangs in PostgreSQL, which does not answer."""
     owner: str = ""
+    """Who has claimed it, for ``held``."""
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:

@@ -262,11 +262,12 @@ def _is_true_of_our_broker(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """``url`` may contain a password: never log it. ``use_ssl`` is Celery's ``broker_use_ssl``, None without TLS."""
+    """What Celery is told of its broker. None of it is logged: it may contain a password."""
 
     url: str = field(repr=False)
     options: dict[str, object] = field(default_factory=dict, repr=False)
     use_ssl: dict[str, str | bool] | None = field(default=None, repr=False)
+    """Celery's ``broker_use_ssl``; None without TLS."""
 
 
 def broker_settings(url: str) -> BrokerSettings:

@@ -147,20 +147,20 @@ class PlanSizes:
 
 @dataclass(slots=True)
 class CommitResult:
-    """How every proc of the plan ended.
-
-    ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
-    stay booked. ``quarantined``: job id -> why. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
-    that a pause while it was answered counts. ``cancelled``: a transaction ended because a statement took too long, or
-    all of them together.
-    """
+    """How every proc of the plan ended."""
 
     committed: list[PlannedProc] = field(default_factory=list)
+    """Procs whose rows are there. Their frame.int_version is the one after the start, which later guards compare."""
     lost: list[Lost] = field(default_factory=list)
+    """Procs whose rows are certainly not there."""
     unknown: list[Lost] = field(default_factory=list)
+    """Procs whose COMMIT broke off. They must stay booked."""
     quarantined: dict[str, str] = field(default_factory=dict)
+    """Why jobs were left out, by job id."""
     sent_at: float = 0.0
+    """``clock()`` before the first COMMIT that succeeded: a pause while it was answered counts."""
     cancelled: bool = False
+    """Whether a transaction ended because a statement took too long, or all of them together."""
 
 
 def commit_plan(

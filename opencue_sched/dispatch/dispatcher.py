@@ -38,9 +38,7 @@ def _nothing_held() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
-    looked at for postings that are due, after so many seconds. ``hold_sweeps`` keeps this process from sweeping for
-    news of its own shard until what it returns is called: while a pass over that has the claims."""
+    """Passes of one process."""
 
     settings: Settings
     postings: ClusterPostings
@@ -48,8 +46,12 @@ class Dispatcher:
     runner: PassRunner
     owner: str
     send: Callable[[Enqueued], None]
+    """Puts a message for a posting on a dispatch queue."""
     look_in: Callable[[float], None]
+    """Has the board looked at for postings that are due, after so many seconds."""
     hold_sweeps: Callable[[], Callable[[], None]] = lambda: _nothing_held
+    """Keeps this process from sweeping for news of its own shard, until the function that it returns is called: while a
+    pass over that shard has the claims."""
 
     def dispatch(self, posting: str, ticket: int | None = None) -> list[PassReport] | ClaimRefused:
         """One pass over the posted cluster and whatever else of its shard is ready; the posted cluster's report comes

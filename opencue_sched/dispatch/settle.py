@@ -37,15 +37,15 @@ NotLaunched = tuple[PlannedProc, RqdFailure]
 
 @dataclass(frozen=True, slots=True)
 class SettleReport:
-    """``launched`` procs run. ``compensated``: given back, the frame waits again (or was taken over).
-
-    ``left_unknown``: still booked, because RQD did not confirm that nothing runs, or PostgreSQL did not take the
-    compensation; the reaper resolves them.
-    """
+    """What became of the procs of a launch."""
 
     launched: tuple[PlannedProc, ...]
+    """Procs that run."""
     compensated: tuple[NotLaunched, ...]
+    """Procs that were given back: the frame waits again, or was taken over."""
     left_unknown: tuple[NotLaunched, ...]
+    """Procs that are still booked, because RQD did not confirm that nothing runs, or PostgreSQL did not take the
+    compensation. The reaper resolves them."""
 
 
 def settle(
