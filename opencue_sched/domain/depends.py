@@ -33,10 +33,11 @@ class DependType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRange:
-    """The numbers that a layer renders. Each frame renders ``chunk_size`` of them, and its own number is the first."""
+    """The numbers that a layer renders, and how many of them each of its frames renders."""
 
     frames: FrameRange
     chunk_size: int
+    """How many numbers a frame renders; its own number is the first of them."""
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -55,12 +55,12 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """All that decides which hosts a layer can use, caps and admission apart; every frame of it takes the ``need`` at
-    least, whatever the host."""
+    """All that decides which hosts a layer can use, except caps and admissions."""
 
     tags: tuple[str, ...]
     os_name: str | None
     need: Resources
+    """What every frame of the layer takes at least, whatever the host."""
     threadable: bool
     cores_min_centicores: int
     cores_max_centicores: int

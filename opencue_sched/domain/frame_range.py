@@ -33,10 +33,12 @@ _FORMS = "write n, a-b, a-bxs, a-bys or a-b:s"
 
 @dataclass(frozen=True)
 class FrameRange:
-    """The frames of a range. ``text`` is the range without spaces; ``numbers`` are unique, in rendering order."""
+    """The frames of a range."""
 
     text: str
+    """The range without spaces."""
     numbers: tuple[int, ...]
+    """The numbers, each once, in rendering order."""
 
     @staticmethod
     @lru_cache(maxsize=32)

@@ -47,32 +47,32 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host with what it has idle.
-
-    ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
-    reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
-    ``running`` counts the frames on it by layer id, unless no core is idle: who has no use for the host need not know.
-    It may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS).
-    ``recent`` are layers that ran on it last, the latest first.
-    """
+    """A host with what it has idle."""
 
     id: str
     name: str
     facility_id: str
     alloc_id: str
     tags: frozenset[str]
+    """Normalised: without spaces."""
     os_names: tuple[str, ...]
+    """host_stat.str_os, split on commas."""
     thread_mode: ThreadMode
     total_centicores: int
     idle_centicores: int
     total_memory_kb: int
     idle_memory_kb: int
+    """The lesser of what is unreserved and what the machine reports free."""
     total_gpus: int = 0
     idle_gpus: int = 0
     total_gpu_memory_kb: int = 0
     idle_gpu_memory_kb: int = 0
+    """Likewise."""
     running: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """How many frames of each layer run on it, by layer id; empty where no core is idle, because nothing could use the
+    host then. It may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS)."""
     recent: tuple[str, ...] = ()
+    """The ids of layers that ran on it last, the latest first."""
     reservation: Reservation | None = None
 
     @property

@@ -13,12 +13,14 @@ from opencue_sched.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class ReceiverUrl:
-    """A receiver's URL in its parts. ``address`` is the URL without user and password, and a secret all the same."""
+    """A receiver's URL in its parts."""
 
     address: str = field(repr=False)
+    """The URL without user and password; a secret all the same."""
     user: str | None = field(repr=False)
     password: str | None = field(repr=False)
     shown: str
+    """Scheme, host and port: all that logs and commands may show."""
 
 
 def read_receiver_url(url: str) -> ReceiverUrl:

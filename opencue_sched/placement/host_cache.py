@@ -207,10 +207,12 @@ class _Entry:
 
 
 class _Refused(NamedTuple):
-    """A host that is not to be read before ``until``, as it was last known."""
+    """A host that PostgreSQL or RQD refused."""
 
     until: float
+    """The earliest read that may show it again begins then."""
     host: Host | None
+    """The host as it was known last; None if it was not."""
     why: str
 
 

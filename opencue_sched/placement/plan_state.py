@@ -17,21 +17,20 @@ from opencue_sched.placement.policies import Refusal
 
 @dataclass(slots=True)
 class Plan:
-    """What one pass wants to book for one of its clusters.
-
-    ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
-    others took from meanwhile, ``cache_misses`` the searches that found none. ``full``: a bound on the plan was
-    reached, so there is more to place right away.
-    """
+    """What one pass wants to book for one of its clusters."""
 
     procs: list[PlannedProc] = field(default_factory=list)
     verdicts: list[LayerVerdict] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
     """What layers of the show wait for that nobody looked at. Those of all its clusters are with the first."""
     attempts: Counter[str] = field(default_factory=Counter)
+    """How many hosts each layer that got to try any was given, by layer id."""
     wasted_attempts: int = 0
+    """How many of these others took from meanwhile."""
     cache_misses: int = 0
+    """How many searches found no host."""
     full: bool = False
+    """Whether a bound on the plan was reached, so that there is more to place right away."""
     at_cap: bool = False
     """Whether a cap of a folder, job or limit, or a burst, kept a layer waiting."""
 

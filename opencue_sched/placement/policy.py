@@ -17,15 +17,19 @@ MAX_FRAMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one pass places frames: as the settings say; which hosts a frame may use, by the admissions; and a score that
-    chooses among the first candidates. ``max_frames`` bounds the plan, and so the size of its commit."""
+    """How one pass places frames."""
 
     queue: Queue
+    """The settings."""
     rules: Rules
     admissions: tuple[Admission, ...] = ()
+    """Which hosts a frame may use."""
     soft_admissions: tuple[Admission, ...] = ()
+    """Admissions that give way rather than leave a frame without a host."""
     score: Score | None = None
+    """Chooses among the first candidates."""
     max_frames: int = MAX_FRAMES
+    """The most frames of a plan, and so of its commit."""
 
 
 def policy_for(queue: Queue, *, gpu_demands: Collection[Demand] = ()) -> Policy:

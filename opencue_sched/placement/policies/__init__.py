@@ -16,10 +16,11 @@ from opencue_sched.domain.verdicts import Verdict
 
 
 class Refusal(NamedTuple):
-    """Why a frame may not go to a host that has room for it; ``detail`` is one sentence for an operator."""
+    """Why a frame may not go to a host that has room for it."""
 
     verdict: Verdict
     detail: str
+    """One sentence for an operator."""
 
 
 Admission = Callable[[Job, Layer, Host, Resources], Refusal | None]

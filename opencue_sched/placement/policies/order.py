@@ -29,9 +29,10 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 
 class Use(NamedTuple):
-    """How a show stands, the least first: shows without a size come last (``sizeless``), among them by cores alone."""
+    """How much a show uses; the show that uses least comes first."""
 
     sizeless: bool
+    """Whether the show has no size: such shows come last, among themselves by cores alone."""
     of_size: float
     """Cores in use for each core of the size; of a show without a size, the cores."""
 
