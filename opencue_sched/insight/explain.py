@@ -65,25 +65,25 @@ _STATES = ("waiting", "running", "depend", "dead", "done")
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """One reason. ``decides``: nothing can be booked while it holds, whatever else is true."""
+    """One reason for which the frames of a layer wait."""
 
     code: str
     text: str
     decides: bool = True
+    """Whether nothing can be booked while the reason holds, whatever else is true."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilentHost:
-    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``.
-
-    ``frames`` are the names of the job's frames there; ``becomes``: when they are given up, in words.
-    """
+    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``."""
 
     host: str
     state: str
     silent_seconds: float
     frames: tuple[str, ...]
+    """The names of the job's frames there."""
     becomes: str
+    """When they are given up, in words."""
 
     @property
     def words(self) -> str:
@@ -95,24 +95,24 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A job by name, the hosts that stopped reporting while frames of it run there, a sentence on each host that
-    matters to it and reports, but whose RQD does not answer a worker, one on each of its tags that may break frames,
-    and each layer. ``rank`` is what
-    ``store.insight.rank`` has of a job that passes look for, and ``drawn``: the part of the show's cores that
-    is drawn instead, of which ``chance`` is its part. ``dataclasses.asdict`` gives JSON.
-
-    Of a layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the one
-    that explains most first, and of what dead frames died (``deaths``), where that was asked for.
-    """
+    """Why the frames of a job wait. ``dataclasses.asdict`` gives JSON."""
 
     job: str
+    """The job's name."""
     id: str
     state: str
     rank: Mapping[str, Any] | None
+    """The job's place among the jobs of its show (``store.insight.rank``), with ``drawn``, the part of the show's cores
+    that is drawn instead, and ``chance``, the job's part of that. None for a job that passes do not look for."""
     silent_hosts: tuple[SilentHost, ...]
+    """Hosts that stopped reporting while frames of the job run there."""
     unreached_hosts: tuple[str, ...]
+    """A sentence on each host that matters to the job and reports, but whose RQD does not answer a worker."""
     breaking_hosts: tuple[str, ...]
+    """A sentence on each host with its tags that may break frames."""
     layers: tuple[Mapping[str, Any], ...]
+    """For each layer its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the
+    one that explains most first, and of what dead frames died (``deaths``), where that was asked for."""
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 

@@ -39,20 +39,20 @@ _KILL_MESSAGE = re.compile(r"^killMessage +(.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
-    """The dead frames of a layer with one exit status; ``frame``, ``host`` and ``lines`` are those of the newest.
-
-    ``lines``: the last of its output; None if the log is not visible here, or was not looked into.
-    """
+    """The dead frames of a layer with one exit status."""
 
     layer_id: str
     frames: int
+    """How many there are."""
     exit_status: int
     meaning: str
     frame: str
+    """The name of the newest one; what follows is of this one."""
     frame_id: str
     host: str | None
     log: str
     lines: tuple[str, ...] | None
+    """The last lines of its output; None if the log is not visible here, or was not looked into."""
 
     def lines_for_people(self) -> list[str]:
         """Lines that name the frame, how it died, its log, and the log's end."""

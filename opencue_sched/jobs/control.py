@@ -254,12 +254,14 @@ def drop_depends(
 
 @dataclass(frozen=True, slots=True)
 class DependAdded:
-    """What a job or a layer waits for now. ``rows`` of ``depend``; ``frames`` that are in DEPEND because of it or were;
-    ``met``: it is over already, and nothing waits for it."""
+    """What a job or a layer waits for now."""
 
     rows: int
+    """How many rows of ``depend`` were added."""
     frames: int
+    """How many frames are in DEPEND because of it, or were so already."""
     met: bool
+    """Whether it is over already, so that nothing waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,15 +36,16 @@ class DependingLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is waited for: a job, a layer of it, or one of its frames.
-
-    ``range`` and ``frames`` (ids by number) are those of a layer whose frames matter.
-    """
+    """What is waited for: a job, a layer of it, or one of its frames."""
 
     job: str
+    """Its id."""
     layer: str = ""
+    """The id of the layer; empty for a job."""
     range: ChunkedRange | None = None
+    """The numbers of the layer, where single frames matter."""
     frames: Mapping[int, str] = field(default_factory=dict)
+    """The ids of the frames of the layer, by number, where single frames matter."""
 
 
 Edge = tuple[str, DependingLayer | None, Depend, Target]
@@ -53,12 +54,14 @@ Edge = tuple[str, DependingLayer | None, Depend, Target]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """``edges`` to other jobs, whose frames cannot end until the transaction does; ``over``: ids of their jobs, layers
-    and frames that are over; ``begun``: ids of their layers of which any frame is."""
+    """What is waited for in other jobs, as it stays until the transaction ends."""
 
     edges: Sequence[Edge]
+    """The dependencies on other jobs. The frames of these jobs cannot end before the transaction does."""
     over: Collection[str]
+    """Ids of the jobs, layers and frames among these that are over."""
     begun: Collection[str]
+    """Ids of the layers among these of which any frame is over."""
 
 
 def find_targets(

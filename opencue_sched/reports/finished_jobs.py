@@ -41,12 +41,13 @@ _OF_A_JOB = (Failure.ROWS, Failure.HOST, Failure.BUSY, Failure.REPEAT)
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one run has moved. ``refused`` jobs could not be deleted, and are tried again by the next run."""
+    """What one run has moved."""
 
     jobs: int = 0
     frames: int = 0
     portions: int = 0
     refused: int = 0
+    """How many jobs could not be deleted; the next run tries them again."""
 
 
 def move_finished_jobs(

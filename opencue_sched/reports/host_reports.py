@@ -50,23 +50,25 @@ class StatusReport:
 
 @dataclass(slots=True)
 class StatusOutcome:
-    """What became of a status report. ``kill`` ends processes, and waits for the host's RQD; ``error``: why the report
-    was not handled, or not to its end."""
+    """What became of a status report."""
 
     error: Exception | None = None
+    """Why it was not handled, or not to its end."""
     kill: Callable[[], None] | None = None
+    """Ends processes, and waits for the host's RQD."""
 
 
 @dataclass(slots=True)
 class _Status:
-    """A status report on its way, of one thread. ``id`` is the host's row's; ``owned`` are processes that a proc has,
-    each with its row."""
+    """A status report that is being handled, by one thread."""
 
     report: StatusReport
     outcome: StatusOutcome
     host: ReportedHost
     id: str = ""
+    """The id of the host's row; empty before it was looked up."""
     owned: Sequence[tuple[report_pb2.RunningFrameInfo, reported_runs.ReportedRun]] = ()
+    """The processes that a proc has, each with its row."""
 
     @property
     def message(self) -> report_pb2.HostReport:

@@ -141,19 +141,21 @@ def _note_and_take(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """An event that is being sent. ``failure`` is why that failed, empty if it did not."""
+    """An event that is being sent."""
 
     event: Row[Any]
     failure: Future[str]
+    """Why sending it failed; empty if it did not."""
     patience_seconds: float
     began: float = field(default_factory=monotonic)
 
 
 @dataclass(slots=True)
 class _Lane:
-    """What is being sent of the events that were never tried, or (``again``) of the others."""
+    """Events that are being sent: those that were never tried, or all others."""
 
     again: bool
+    """True for the others."""
     patience_seconds: float
     hanging_seconds: float
     attempts: list[_Attempt] = field(default_factory=list)

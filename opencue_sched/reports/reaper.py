@@ -56,13 +56,14 @@ _KILL_THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class ReaperReport:
-    """What one reap did. ``deferred`` runs could not be confirmed dead, or not in time, and are tried again."""
+    """What one reap did."""
 
     hosts_down: tuple[str, ...] = ()
     procs_released: int = 0
     frames_waiting: int = 0
     frames_dead: int = 0
     deferred: int = 0
+    """How many runs could not be confirmed dead, or not in time; the next reap tries them again."""
 
 
 _ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)

@@ -54,19 +54,20 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class ReportedHost:
-    """A host's report, checked; ``status`` is what `reports.update_statuses` takes. ``tags`` are the report's own,
-    trimmed, without those that are too long or unprintable. ``locked_centicores`` of it are locked on the RQD itself;
-    None: the report does not say."""
+    """A host's report, checked."""
 
     full_name: str
     name: str
     facility: str
     size: HostSize
     status: Mapping[str, Any]
+    """What `reports.update_statuses` takes."""
     state: HardwareState
     nimby_locked: bool
     tags: tuple[str, ...]
+    """The report's own tags, trimmed, without those that are too long or unprintable."""
     locked_centicores: int | None = None
+    """How many of its cores are locked on the RQD itself; None: the report does not say."""
 
     @property
     def all_locked(self) -> bool:

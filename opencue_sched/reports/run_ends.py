@@ -45,11 +45,7 @@ _SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
 
 @dataclass(frozen=True, slots=True)
 class CompletedFrame:
-    """The end of a process, as its RQD reports it. Memory in KB.
-
-    ``silent_seconds``: how long its log had shown the same time when the report came. ``received_at``: when it came, by
-    the clock of `Releaser` (infinity: just now).
-    """
+    """The end of a process, as its RQD reports it."""
 
     proc_id: str
     frame_id: str
@@ -58,26 +54,28 @@ class CompletedFrame:
     exit_signal: int = 0
     max_rss_kb: int = 0
     silent_seconds: float = 0.0
+    """How long its log had shown the same time when the report came."""
     received_at: float = math.inf
+    """When the report came, by the clock of `Releaser`; infinity: just now."""
     nimby_locked: bool = False
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRun:
-    """A run to be ended without a report: its process is known not to run any more.
-
-    ``frame_id`` is the frame the proc was seen with, empty for a proc without one, and the run is only ended if that
-    still holds. ``pinged_at``: give up when a report proved the run alive after that moment. ``host_state``: give up
-    when the host is no longer in that state. ``proc_id`` is empty for an orphan frame (RUNNING without a proc).
-    """
+    """A run to be ended without a report: its process is known not to run any more."""
 
     proc_id: str
+    """Empty for an orphan frame (RUNNING without a proc)."""
     frame_id: str
+    """The frame that the proc was seen with; empty for a proc without one. The run is ended only if the proc still has
+    this frame."""
     state: FrameState = FrameState.WAITING
     exit_status: int = ExitStatus.FRAME_CLEARED
     pinged_at: datetime | None = None
+    """The run is left alone when a report proved it alive after that moment."""
     host_state: str | None = None
+    """The run is left alone when its host is no longer in that state."""
     reason: str = ""
 
 
@@ -104,36 +102,41 @@ class RunVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """One report's or request's end. ``state`` is the frame's new state when it was stopped; ``error``: why REFUSED."""
+    """What became of one report, or of one request to end a run."""
 
     proc_id: str
     frame_id: str
     verdict: RunVerdict
     state: FrameState | None = None
+    """The frame's new state, where it was stopped."""
     error: Exception | None = None
+    """Why the verdict is REFUSED."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunsEnded:
-    """What one transaction did. ``ledger_procs`` are deleted procs whose bookings are still in the ledger, ``hosts``
-    those that got resources back."""
+    """What one transaction did."""
 
     outcomes: tuple[RunOutcome, ...]
     ledger_procs: tuple[str, ...] = ()
+    """Deleted procs whose bookings are still in the ledger."""
     hosts: tuple[str, ...] = ()
+    """Hosts that got resources back."""
     finished_jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What to do about a run. ``stop``: its frame is to be stopped. ``memory_failure``: its layer needs more memory.
-    ``shortage``: its frame got no licence, and its layer is to be bound and to wait."""
+    """What to do about a run."""
 
     verdict: RunVerdict
     run: Run
     stop: FrameStop | None = None
+    """How to stop its frame; None: leave the frame as it is."""
     memory_failure: bool = False
+    """Whether its layer needs more memory."""
     shortage: LicenceShortage | None = None
+    """The licence that its frame did not get: its layer is to be bound to that limit, and to wait."""
     host_failure: bool = False
     """The frame failed, and its host may be to blame."""
 

@@ -78,18 +78,20 @@ _READ = text(
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The leader elected last. ``fence`` is 0 when none was; ``store`` numbers its Redis, None when it is not known.
-
-    ``age_seconds`` since it renewed its lease, ``fired_age_seconds`` since any leader fired a tick; ``fired`` tells
-    that moment from others. ``ticks``: the last one fired of every task.
-    """
+    """The leader that was elected last."""
 
     fence: int = 0
+    """Its fence; 0 when none was elected."""
     store: int | None = None
+    """The number of its Redis; None when that is not known."""
     age_seconds: float = math.inf
+    """How long ago it renewed its lease."""
     fired: int | None = None
+    """The moment at which a leader last fired a tick, as a number that tells it from other moments."""
     fired_age_seconds: float = math.inf
+    """How long ago that was."""
     ticks: Mapping[str, int] = field(default_factory=dict)
+    """The last tick fired of every task, by its name."""
 
     def why_stale(self, fence: int, task: str, tick: int) -> str:
         """Why the message that the leader of ``fence`` sent for this tick counts no more: ``former_leader``, or

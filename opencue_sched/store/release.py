@@ -168,13 +168,15 @@ def counters_of(rows: Iterable[Any]) -> Counters:
 
 @dataclass(frozen=True, slots=True)
 class FrameStop:
-    """How a run ends: only at this frame.int_version (``version``). ``max_rss_kb`` None: the peak memory stays."""
+    """How a run ends."""
 
     frame_id: str
     version: int | None
+    """frame.int_version at which alone the frame is stopped."""
     state: FrameState
     exit_status: int
     max_rss_kb: int | None = None
+    """Its peak of memory; None: the stored one stays."""
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:

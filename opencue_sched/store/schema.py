@@ -115,9 +115,10 @@ def with_start_after(template: str, has_start_after: bool, *, once: bool = False
 
 @dataclass(frozen=True)
 class SchemaFacts:
-    """What differs between the databases that this program works with. ``origin`` is who made OpenCue's tables."""
+    """What differs between the databases that this program works with."""
 
     origin: Origin
+    """Who made OpenCue's tables."""
     revision: str
     """The revision of our own objects: REVISION, or a later one."""
     has_start_after: bool
