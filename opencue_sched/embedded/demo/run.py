@@ -42,13 +42,14 @@ _CLI = (sys.executable, "-c", "from opencue_sched.cli import main; main()")
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``output`` is where the pictures go."""
+    """What the user of the demonstration chose."""
 
     frames: int = 48
     hosts: int = 3
     workers: int = 2
     keep: bool = False
     output: Path = Path("demo-output")
+    """The directory for the pictures."""
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
@@ -199,12 +200,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A farm that is up. ``frames_directory`` and ``logs`` are in the private directory."""
+    """A farm that is up."""
 
     fleet: Fleet
     engine: Engine
     directory: Path
+    """The private directory of the demonstration."""
     frames_directory: Path
+    """Where frames are written, in the private directory."""
     flower_url: str
     metrics_urls: tuple[str, ...]
     """Of the workers, then of the beat, whose are the farm's figures."""

@@ -66,13 +66,7 @@ class JobIds:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """A host that is UP, OPEN and idle unless something else is asked for.
-
-    It gets an ALLOC tag (its allocation's), a HOSTNAME tag (its name) unless ``hostname_tag`` is False, and one MANUAL
-    or HARDWARE tag for each entry of ``tags`` and ``hardware_tags``. ``free_memory_gb`` is what the machine reports
-    free (default: all). ``ping_age`` is the age of its last report in seconds. ``thread_mode``: 0 AUTO, 1 ALL,
-    2 VARIABLE.
-    """
+    """A host that is UP, OPEN and idle unless something else is asked for."""
 
     name: str | None = None
     alloc: AllocIds | None = None
@@ -81,28 +75,34 @@ class HostSpec:
     memory_gb: float = 16
     idle_memory_gb: float | None = None
     free_memory_gb: float | None = None
+    """What the machine reports free; None: all of it."""
     gpus: int = 0
     gpu_memory_gb: float = 0
     tags: Sequence[str] = ()
+    """MANUAL tags."""
     hardware_tags: Sequence[str] = ()
+    """HARDWARE tags."""
     hostname_tag: bool = True
+    """Whether it has a HOSTNAME tag: its name."""
     alloc_tag: bool = True
+    """Whether it has an ALLOC tag: its allocation's."""
     os: str = "linux"
     thread_mode: int = 0
+    """0 AUTO, 1 ALL, 2 VARIABLE."""
     lock: str = "OPEN"
     state: str = "UP"
     ping_age: float = 0
+    """Age of its last report, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """A layer of ``frames`` frames, numbered from 1 in steps of ``chunk``, unless ``numbers`` gives the numbers.
-
-    ``limits`` are limit ids. ``cores`` may be zero or negative (OpenCue: the whole host, or all but so many).
-    """
+    """A layer with its frames."""
 
     frames: int = 1
+    """How many frames it has. They are numbered from 1 in steps of ``chunk``, unless ``numbers`` says otherwise."""
     cores: float = 1
+    """Zero or below as in OpenCue: the whole host, or all but so many."""
     cores_max: float = 0
     memory_gb: float = 1
     gpus: int = 0
@@ -120,6 +120,7 @@ class LayerSpec:
     timeout: int = 0
     timeout_llu: int = 0
     limits: Sequence[str] = ()
+    """Ids of limits."""
     env: Mapping[str, str] = field(default_factory=dict)
     start_after: datetime | None = None
 
@@ -138,10 +139,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job, PENDING and activated unless ``activate`` is False (then STARTUP with frames in SETUP).
-
-    ``max_cores`` and ``max_gpus`` are the enforced caps (job_resource); -1 and 0 are written as they are.
-    """
+    """A job with its layers."""
 
     layers: Sequence[LayerSpec]
     show: ShowIds | None = None
@@ -150,11 +148,14 @@ class JobSpec:
     name: str | None = None
     priority: int = 100
     max_cores: float = 10_000
+    """The enforced cap (job_resource); -1 and 0 are written as they are."""
     max_gpus: int = 1000
+    """Likewise."""
     min_cores: float = 1
     os: str | None = "linux"
     paused: bool = False
     activate: bool = True
+    """Whether the job is PENDING; if not, it is in STARTUP and its frames in SETUP."""
     autoeat: bool = False
     max_retries: int = 3
     shot: str = "sh010"
