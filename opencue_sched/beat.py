@@ -44,7 +44,7 @@ MINUTE = 60.0
 POLL_SECONDS = 0.5
 """The longest wait between two looks at the lease and at what is due."""
 LOG_AGAIN_SECONDS = 60.0
-"""Between two log lines of one event about one subject."""
+"""The time between two log lines of one event about one subject."""
 FUTURE_SECONDS = 5.0
 """How far ahead a recorded tick must begin to be of the future; less is the drift between two Redis of a failover."""
 

@@ -115,9 +115,11 @@ def _refuse_other_scheduler(scheduler: str) -> None:
 
 
 def _guard_detaching_workers() -> None:
-    """Have the scheduler of an embedded beat looked at before ``celery worker --detach`` detaches: the command makes
-    the worker when nobody hears a reason any more, and asks nothing of ours before. Nothing where Celery has not loaded
-    that command."""
+    """Check the scheduler of an embedded beat before ``celery worker --detach`` detaches.
+
+    The command makes the worker after that, when nobody would read why it ends, and calls nothing of ours before. In a
+    process in which Celery has not loaded the command this does nothing.
+    """
     command: Any = sys.modules.get("celery.bin.worker")
     if command is None:
         return

@@ -346,7 +346,8 @@ class Coordination(_Section):
 
     @property
     def retry_interval(self) -> float:
-        """Between renewals of the leader and campaigns of a standby: five tries before a leader stops by itself."""
+        """The time between renewals of the leader and campaigns of a standby: five tries before a leader stops by
+        itself."""
         return min(5.0, self.lease_ttl * 2 / 15)
 
 

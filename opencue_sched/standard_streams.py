@@ -13,8 +13,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def open_closed_streams() -> None:
     """Have what is written to closed streams dropped, and nothing read from them.
 
-    To be called before anything is opened: the number of a closed stream is the lowest that is free. A connection would
-    get it, and with it what libraries write to standard error.
+    Call it before anything is opened. The number of a closed stream is the lowest free one, so a connection would get
+    it, and with it what libraries write to standard error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -45,7 +45,7 @@ With 100,000 procs half a second passed between renewals at most, a second and a
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
 _POLL_SECONDS = 0.25
 _RENEWAL_SECONDS = 2.0
-"""Between two renewals of the lease by a process that waits."""
+"""The time between two renewals of the lease by a process that waits."""
 _ROWS_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 

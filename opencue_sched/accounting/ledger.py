@@ -53,7 +53,7 @@ _APPLIED_PER_ROUND_TRIP = 2000
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
 _RELEASED_PER_ROUND_TRIP = 200
 _FOLLOWER_SECONDS = 5
-"""So long nobody takes the place of a process that followed layers to other limits, and may be no more."""
+"""How long no other process takes the place of the one that moves entries to other limits, though it may have died."""
 
 
 @dataclass(frozen=True, slots=True)

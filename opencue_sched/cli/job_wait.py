@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at the jobs."""
+"""The time between two looks at the jobs."""
 _LINES_SECONDS = 10.0
-"""Between two lines about a layer where there is no terminal."""
+"""The time between two lines about a layer where there is no terminal."""
 
 
 def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:

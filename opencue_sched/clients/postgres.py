@@ -151,8 +151,9 @@ _SQLSTATE_ALONE = 3
 
 
 def _sqlstate_of_refusal(*given: Any, **named: Any) -> str:
-    """The SQLSTATE with which a server refuses a connection once more; empty where it does not do so in time. Of
-    several hosts, or of attempts with and without TLS, that which passes counts.
+    """Connect once more, and return the SQLSTATE with which the server refuses; empty where it does not do so in time.
+
+    Where several hosts are tried, or TLS and none, a SQLSTATE that passes with time counts.
 
     The driver knows none, because libpq has only the text of a connection's failure: it is made to write the SQLSTATE
     into that. It can be told so only between the beginning and the end of connecting, which needs a connection that

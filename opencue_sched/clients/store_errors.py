@@ -80,7 +80,7 @@ _REFUSED_BY_REDIS = (
 
 
 class Failure(StrEnum):
-    """What a plan's transaction failed of."""
+    """Why a plan's transaction failed."""
 
     REPEAT = auto()
     """It collided with another transaction, and may work at once."""
@@ -93,7 +93,7 @@ class Failure(StrEnum):
     OUTDATED = auto()
     """A table was altered since a statement was planned; the next time it is planned anew."""
     DATABASE = auto()
-    """Nothing of the plan is to blame."""
+    """The database is to blame, and nothing in the plan."""
 
 
 def classify(error: Exception) -> Failure:

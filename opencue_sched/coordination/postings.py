@@ -221,11 +221,12 @@ class ClusterPostings(BoardScripts):
         return {uuid: (key, _present_key(key, text)) for (key, uuid), text in zip(posted.items(), answers, strict=True)}
 
     def keep_trashed(self, clusters: Iterable[Cluster], *, fence: Fence | None = None) -> None:
-        """Put every posting of a cluster that is in the trash there, too: in whatever shard, and under whatever key
-        another release has for it; for the same reason and since the same time, so that all leave it together.
+        """Put into the trash every other posting of a cluster that has one posting there.
 
-        ``clusters`` are those there are. One in the trash gets its posting here, and not by an enqueue() that would
-        have it worked on. Raises FencedOff as that does.
+        These are its postings in other shards, and those under a key that another release has for it. They get the same
+        reason and the same time, so that all leave the trash together. ``clusters`` are all clusters there are: one in
+        the trash gets its missing postings here, before an enqueue() makes them to be worked on. Raises FencedOff as
+        enqueue() does.
         """
         trashed: dict[str, dict[str, str]] = {}
         for listing in self.listings("trash"):
@@ -267,7 +268,7 @@ class ClusterPostings(BoardScripts):
         return self._claim_of(uuid, owner, fence, wake, details, token) or ClaimRefused("unreadable")
 
     def _claim_of(self, uuid: str, owner: str, fence: int, wake: int, details: str, token: str) -> Claim | None:
-        """A claim that was just made; None of an unreadable posting, which is taken down."""
+        """The claim that a script has just made. A posting that cannot be read is taken down: then there is none."""
         if cluster := decode_cluster(details):
             return Claim(uuid, owner, int(fence), int(wake), cluster, token)
         log.error("posting_unreadable", posting=uuid, details=details[:200])
@@ -458,7 +459,7 @@ CLAIM_SECONDS = 3.0
 """Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
 two renewals may fail."""
 LOOK_SECONDS = CLAIM_SECONDS / 3
-"""Between two looks for due postings. A claim that is made after a look must not end before the next one."""
+"""The time between two looks for due postings. A claim that is made after a look must not end before the next one."""
 SHORT_SECONDS = 2.0
 """The longest sleep of a posting whose end gets a look of its own; the end of a longer one is left to the periodic
 looks."""

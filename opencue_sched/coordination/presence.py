@@ -33,9 +33,9 @@ log = structlog.get_logger(__name__)
 TTL_SECONDS = 15.0
 """Life of a record after its last refresh: an instance that died counts as gone after so long."""
 REFRESH_SECONDS = 4.0
-"""Between two refreshes of a record; three may fail before it expires."""
+"""The time between two refreshes of a record; three may fail before it expires."""
 _POLL_SECONDS = 0.25
-"""Between two looks whether a name that was taken is free."""
+"""The time between two looks whether a name that was taken is free."""
 BEAT_TYPE = "beat"
 
 

@@ -35,18 +35,19 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 SHOWS_READ_SECONDS = 1.0
-"""Between two reads of the shows, unless one was named: their flags, subscriptions, and the clock of the database."""
+"""The time between two reads of the shows, unless one was named: their flags, subscriptions, and the clock of the
+database."""
 RESYNC_SECONDS = 10.0
 """A round of the resync, up to LAYERS_PER_ROUND layers of the fleet."""
 DEAF_RESYNC_SECONDS = 5.0
 """The same where nothing is heard of what changes."""
 WHOLE_ROUND_SECONDS = 60.0
-"""Between two rounds in which a process compares all layers, not only those of its own buckets: a worker of the release
-before compares none, and what another one found may not have been heard."""
+"""The time between two rounds in which a process compares all layers, not only those of its own buckets: a worker of
+the release before compares none, and what another one found may not have been heard."""
 LAYERS_PER_SECOND = 2_000
 """Layers compared in a second where there are more: a twentieth of a core of PostgreSQL."""
 _HEAR_SECONDS = 1.0
-"""Between two looks at what the others found."""
+"""The time between two looks at what the others found."""
 _READ_AT_ONCE = 1_000
 """Layers, and jobs, that one statement names."""
 

@@ -387,7 +387,7 @@ class _Pass:
         self.contended = True
 
     def _give_back(self) -> None:
-        """Nothing of the plan is to be booked: its hosts are idle and its frames wait, as before."""
+        """Drop the plan before anything of it was booked: its hosts are idle again, and its frames wait."""
         runner, procs = self.runner, self.planner.procs() if self.planner else []
         for proc in procs:
             runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=False)

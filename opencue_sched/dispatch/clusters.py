@@ -94,7 +94,7 @@ def _clusters_of(
 
 
 _HOSTS_COUNTED_SECONDS = 10.0
-"""Between two counts of the hosts there are, of which only the number of shards depends."""
+"""The time between two counts of the hosts there are, of which only the number of shards depends."""
 
 
 class FarmDivision:

@@ -552,8 +552,10 @@ def fit_caps(
 
 
 def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
-    """The vertex's caps as PostgreSQL has them. Of a vertex without a row: a deleted subscription allows nothing, the
-    others have no cap any more."""
+    """The vertex's caps as PostgreSQL has them.
+
+    Where it has no row any more, a subscription was deleted and allows nothing; any other vertex has no cap.
+    """
     if caps.kind is VertexKind.SUBSCRIPTION:
         return replace(caps, max_cores=max(0, cap_cores(row.cores)) if row else 0)
     if caps.kind is VertexKind.LIMIT and (caps.counts_machines or (row and row.terms)):

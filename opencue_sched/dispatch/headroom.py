@@ -112,8 +112,10 @@ def read_snapshot(
 
 
 def read_caps(ledger: Ledger, pairs: Collection[tuple[str, str]], watched: WatchedVertices) -> dict[str, Caps]:
-    """Caps and use of folders and jobs (pairs of their ids), by id; one that was never booked has none. Those that have
-    no core left are watched from now on."""
+    """Caps and use of folders and jobs, by id; ``pairs`` are the ids of a folder and a job of it.
+
+    A folder or job that was never booked has no cap here. One that has no core left is watched from now on.
+    """
     vertices = {key: None for folder_id, job_id in pairs for key in (keys.folder(folder_id), keys.job(job_id))}
     found = ledger.caps(list(vertices))
     watched.watch(key for key, caps in found.items() if _caps(caps).cores.left < 1)
@@ -135,8 +137,10 @@ def _caps(caps: VertexCaps) -> Caps:
 
 
 def _limit(row: Row[Any], caps: VertexCaps | None) -> Headroom:
-    """Frames of unmanaged shows count as of the last load of caps. One that counts machines bounds no frames: it is
-    full for one host and open for another."""
+    """The headroom of a limit. Frames of unmanaged shows count as they were when its caps were loaded last.
+
+    A limit that counts machines bounds no frames: it may be full for one host and open for another.
+    """
     if row.counts_machines:
         return Headroom(None, 0, row.name)
     running = 0 if caps is None else caps.frames + caps.foreign_frames

@@ -23,7 +23,7 @@ from opencue_sched.store.hosts import fetch_buckets, fetch_groups, fetch_hosts_b
 log = structlog.get_logger(__name__)
 
 _CLEAN_UP_SECONDS = 300.0
-"""Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
+"""The time between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
 
 
 class HostFeed:

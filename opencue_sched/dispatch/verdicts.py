@@ -48,9 +48,9 @@ BELIEVED_SECONDS = 90.0
 """How long a verdict is believed: a layer that waits is looked at within a minute, and its verdict is written half a
 minute later at most."""
 _WRITE_SECONDS = 1.0
-"""Between two writes of what changed."""
+"""The time between two writes of what changed."""
 _WRITE_AGAIN_SECONDS = 30.0
-"""Between two writes of a verdict that has not changed, which has the time of the last look."""
+"""The time between two writes of a verdict that has not changed, which has the time of the last look."""
 MOST_WRITTEN = 2_000
 """How many verdicts one write has at most, and so a second."""
 _SEPARATOR = "|"

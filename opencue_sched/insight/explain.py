@@ -492,7 +492,7 @@ _SIZE = attrgetter("centicores", "locked_centicores", "memory_kb", "gpus", "gpu_
 
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
-    """None of the hosts could take a frame even with nothing on it: what the nearest one lacks."""
+    """The reason that no host could take a frame of the layer even when idle: what the nearest host lacks."""
     one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("host"), reverse=True)}
     lacks = {host.host: _lacks(layer, host) for host in one_of_each_size.values()}
     if all(lacks.values()):

@@ -458,7 +458,7 @@ class Backlog:
                     self._mark_stale(entry)
 
     def fail(self, layer_id: str, why: str) -> None:
-        """Nothing of the layer can be started, for what its rows say: it is set aside."""
+        """Set the layer aside: ``why`` says what of its rows keeps all its frames from being started."""
         with self._lock:
             entry = self._entries.get(layer_id)
             if entry is not None:

@@ -31,10 +31,11 @@ with None all there are."""
 TAKEN_SECONDS = 12.0
 """What a plan took and nobody settled counts as taken until a read that begins so much later."""
 REREAD_SECONDS = 10.0
-"""Between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those whose
-news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
+"""The time between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those
+whose news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
 WHOLE_ROUND_SECONDS = 60.0
-"""Between two rounds in which a process reads all hosts here again, not only those that are its own to read."""
+"""The time between two rounds in which a process reads all hosts here again, not only those that are its own to
+read."""
 REREADS_PER_SECOND = 1_000
 """Hosts that a fleet reads again in the background in a larger farm, where a round takes longer than REREAD_SECONDS
 then: a twentieth of a core of PostgreSQL, whatever the size of farm and fleet."""
@@ -54,8 +55,9 @@ PART_OF_SHARE = 2
 """A layer with more frames on a host than half its share there may seem to have all of it, when some of them have ended
 and a plan adds a few: of such a host what runs is read each time."""
 FIRST_READ_HOSTS = 5_000
-"""Hosts of which a pass waits for the first read: half a second. Those of a larger farm follow in the background, at
-once, so that the first plan of a process comes as soon on any farm."""
+"""How many hosts the first read of a pass reads at most, which takes half a second.
+
+The other hosts of a larger farm are read in the background at once, so the first plan comes as soon on any farm."""
 FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""
 SCORED_CANDIDATES = 16
@@ -313,8 +315,9 @@ class HostCache:
             return hosts
 
     def reread(self, own: frozenset[int] = ALL_BUCKETS) -> Reread:
-        """Read again the portion of the hosts whose turn it is, if it is time to. For a thread in the background.
-        Errors as of refresh().
+        """Read again the portion of the hosts whose turn it is, if it is time to.
+
+        A thread in the background calls this. Errors are those of refresh().
 
         ``own`` are the buckets that are read in each round; the hosts here of others are read once in
         WHOLE_ROUND_SECONDS.
@@ -401,8 +404,8 @@ class HostCache:
     def invalidate(self, host_id: str, *, cooldown_seconds: float = 0.0, why: str = "") -> None:
         """Do not show the host until a read that begins ``cooldown_seconds`` from now or later.
 
-        For a host that PostgreSQL or RQD refused, ``why`` being what they said; of several reasons the first says most.
-        The cooldown is for what a read cannot show: that its RQD is gone, say.
+        Called for a host that PostgreSQL or RQD refused; ``why`` is what was said. Of several reasons the first is
+        kept, which says most. The cooldown is for what a read cannot show: that its RQD is gone, say.
         """
         with self._lock:
             until = self.instant() + cooldown_seconds

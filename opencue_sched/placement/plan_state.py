@@ -22,7 +22,8 @@ class Plan:
     procs: list[PlannedProc] = field(default_factory=list)
     verdicts: list[LayerVerdict] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
-    """What layers of the show wait for that nobody looked at. Those of all its clusters are with the first."""
+    """What layers of the show wait for that the pass did not look at. The plan of the first cluster of a show has the
+    shortages of all its clusters."""
     attempts: Counter[str] = field(default_factory=Counter)
     """How many hosts each layer that got to try any was given, by layer id."""
     wasted_attempts: int = 0

@@ -25,7 +25,7 @@ class Policy:
     admissions: tuple[Admission, ...] = ()
     """Which hosts a frame may use."""
     soft_admissions: tuple[Admission, ...] = ()
-    """Admissions that give way rather than leave a frame without a host."""
+    """Admissions that hold in the first round of a plan only; in the second, what is idle goes to any layer."""
     score: Score | None = None
     """Chooses among the first candidates."""
     max_frames: int = MAX_FRAMES

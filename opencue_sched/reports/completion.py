@@ -182,7 +182,7 @@ def _end(
 def _endings(
     requests: Sequence[Request], runs: Sequence[procs.Run], now: float, shortages: Mapping[int, LicenceShortage]
 ) -> list[Ending]:
-    """Each request's ending. Of several requests that name one frame or proc only the first has an effect."""
+    """The ending of each request. Where several requests name one frame or proc, only the first has an effect."""
     endings: list[Ending] = []
     taken: set[str] = set()
     for request, run in zip(requests, runs, strict=True):
@@ -296,7 +296,7 @@ class Releaser:
         return outcomes
 
     def publish_hosts(self, host_ids: Sequence[str]) -> None:
-        """Publish changed hosts to the host caches. To be called after the commit: they read the rows again."""
+        """Publish changed hosts to the host caches, which read the rows again: so call it after the commit."""
         self._announce((), host_ids)
 
     def _end(self, requests: Sequence[Request], note: Note) -> Sequence[RunOutcome]:

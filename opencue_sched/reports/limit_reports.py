@@ -52,8 +52,8 @@ class LimitReport:
 
     limit: str
     outcome: Literal["taken", "early", "late", "unknown"]
-    """early: it was asked for less than five seconds after the last one; late: before the last one; unknown: there is
-    no such limit. Of these nothing is written."""
+    """Only a report that was taken is written. One is early when it was asked for less than five seconds after the last
+    one, late when before the last one, and unknown when there is no such limit."""
     words: str
     """The same for people."""
     holders: int = 0

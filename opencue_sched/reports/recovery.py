@@ -27,7 +27,7 @@ def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = E
     """One bounded pass over jobs, then over dependencies, a transaction each; how many ``depends`` were satisfied,
     ``freed_frames`` by that, and ``finished_jobs``. Safe at any time, anywhere.
 
-    Of a dependency it is the job that waits which has to be in ``scope``.
+    A dependency is in ``scope`` when the job that waits is.
     """
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
     with engine.begin() as connection:

@@ -143,8 +143,8 @@ def next_lock(lock: str, source: str | None, host: ReportedHost) -> tuple[LockSt
 def bookable_memory_kb(total_kb: int, *, is_64bit: bool, nimby: bool) -> int:
     """What may be booked: whole GB (rounded up on hosts tagged 64bit, else down) less half a GB for the system.
 
-    Of a workstation (nimby) two thirds of that, plus the half GB. A host of less than 1 GB that is not 64bit has
-    nothing (the result is not positive).
+    A workstation (nimby) offers two thirds of that, plus the half GB. A host of less than 1 GB that is not 64bit offers
+    nothing: the result is not positive.
     """
     gigabytes = total_kb / KB_PER_GIB
     memory_kb = (math.ceil(gigabytes) if is_64bit else math.floor(gigabytes)) * KB_PER_GIB - SYSTEM_MEMORY_KB

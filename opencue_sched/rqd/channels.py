@@ -33,7 +33,7 @@ _IDLE_SECONDS = 300.0
 _RESOLVE_SECONDS = 5.0
 """gRPC would go on for 30 s with the address that a name had when it was last resolved."""
 _KEEPALIVE_SECONDS = 300.0
-"""Between two pings of a connection on which nothing else is said."""
+"""The time between two pings of a connection on which nothing else is said."""
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """How long the answer to a ping may take before the connection counts as dead."""
 _READY = grpc.ChannelConnectivity.READY.value[0]
@@ -45,7 +45,7 @@ UNREACHED_SECONDS = 120.0
 NAME_BELIEVED_SECONDS = 60.0
 """How long after a host's RQD told its name frames are launched over that connection without asking for it again."""
 _WARN_SECONDS = 60.0
-"""Between two warnings of one host."""
+"""The time between two warnings of one host."""
 _SHORTEST_TELLING_SECONDS = 1.0
 """The shortest deadline whose end says something of a host: a call with less may end for want of time alone."""
 _CALLS_AT_ONCE = 16

@@ -28,7 +28,7 @@ from opencue_sched.rqd.channels import RqdChannels, describe
 _log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 0.1
-"""Between two looks at a frame that still runs or is being set up."""
+"""The time between two looks at a frame that still runs or is being set up."""
 
 
 class Whereabouts(StrEnum):

@@ -255,7 +255,8 @@ def fetch_portions(
     """The first waiting frames of layers: ``wanted`` says how many by layer id, and a layer that is gone has no
     portion.
 
-    For the rest of the transaction PostgreSQL goes by indexes and does not sort where it need not.
+    The planner settings of the statement stay on for the rest of the transaction: PostgreSQL goes by indexes, and does
+    not sort where it need not.
 
     A frame that ended with an exit status among ``uncounted``, or beside a Cuebot with that of a limit which delays
     layers, is left out for two seconds: the delay of its layer may be about to be written.

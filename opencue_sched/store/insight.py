@@ -39,10 +39,12 @@ _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_s
 
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
-    """The job's ``show`` and ``priority``, its ``place`` by rank among the ``jobs`` of its show and facility that have
-    frames waiting and are looked for (priority, then age; 1 goes first), how many waiting layers the jobs before it
-    have (``layers_ahead``), and its ``chance`` of coming first in a draw: its priority by the sum of all. None of other
-    jobs."""
+    """How a job stands among the ``jobs`` of its show and facility that have waiting frames and may be booked.
+
+    ``place`` is its place by priority, then age; 1 goes first. ``layers_ahead`` is how many waiting layers the jobs
+    before it have. ``chance`` is that of coming first in a draw: its priority by the sum of all priorities. None for a
+    job that has no waiting frames or may not be booked.
+    """
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
 
 

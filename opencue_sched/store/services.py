@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 def list_services(connection: Connection, ids: Collection[str] | None = None) -> Sequence[Row[Any]]:
-    """Services by name: centicores, KB, minutes. Those that one show alone has are not among them."""
+    """The services of all shows, by name; a show's own are not among them. Units: centicores, KB, minutes."""
     return connection.execute(_LIST, {"ids": None if ids is None else list(ids)}).all()
 
 

@@ -42,7 +42,7 @@ from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
 
 CENSUS_SECONDS = 15.0
-"""Between two looks of the leading beat at the fleet."""
+"""The time between two looks of the leading beat at the fleet."""
 _SHOWN_SECONDS = 4 * CENSUS_SECONDS
 """How long the figures of a census are shown. A census that fails is repeated before they go; figures of long ago are
 worse than none."""

@@ -14,7 +14,7 @@ from typing import TextIO
 import structlog
 
 LOSSES_TOLD_EVERY_SECONDS = 60.0
-"""Between two log lines that say how many lines were lost."""
+"""The time between two log lines that say how many lines were lost."""
 
 
 class TellsLosses(logging.Handler):

@@ -13,8 +13,9 @@ from celery.app.events import Events
 from celery.events.dispatcher import EventDispatcher
 
 UNHEARD_SECONDS = 1.0
-"""Nothing of tasks is published for so long after a broadcast that nobody heard: a listener that comes sees tasks after
-that time at the latest."""
+"""How long no event of a task is published after a broadcast that nobody heard.
+
+A listener that comes meanwhile sees events of tasks after that time at the latest."""
 _OF_TASKS = "task"
 """How the types of these events, and their routing keys, begin."""
 
@@ -22,7 +23,7 @@ _OF_TASKS = "task"
 class HeardEvents(EventDispatcher):
     """The dispatcher of our workers: it leaves out the events of tasks while nobody listens.
 
-    Those of workers are always published: workers listen to each other's.
+    Events of workers are always published, because workers listen to each other's.
     """
 
     _unheard_until = 0.0

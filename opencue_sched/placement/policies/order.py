@@ -65,7 +65,7 @@ class VirtualTimes:
     """Whose turn it is in the drawn part of one show, for the passes of one process over one shard. Start-time fair
     queueing: the job with the least virtual time is served, and then its time grows by cores / priority.
 
-    Not thread-safe. Nothing of it is stored: a process that starts anew costs each job one turn.
+    Not thread-safe. Virtual times are not stored: a process that starts anew costs each job one turn.
     """
 
     def __init__(self, place: float = 0.0) -> None:
@@ -92,7 +92,7 @@ class VirtualTimes:
         return times
 
     def left(self, job_id: str) -> None:
-        """Nothing of the job waits any more."""
+        """Forget a job of which no frame waits any more."""
         self._times.pop(job_id, None)
 
     def keep(self, job_ids: Collection[str]) -> None:

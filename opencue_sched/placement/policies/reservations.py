@@ -32,7 +32,7 @@ MOST_HOSTS_OF_A_LAYER = 4
 RESERVATION_SECONDS = 600.0
 """Life of a reservation after its last renewal: longer than any change of leaders takes."""
 DRAW_SECONDS = 60.0
-"""Between two draws of the order in which layers are granted a host."""
+"""The time between two draws of the order in which layers are granted a host."""
 LONGEST_ELAPSED_SECONDS = 60.0
 """The most that is added to a layer's blocked seconds for a time in which no task looked."""
 
