@@ -251,8 +251,10 @@ def sleep_unless_stopped(seconds: float) -> None:
 
 @beat_init.connect
 def _beat_starts(sender: Any, **_: Any) -> None:
-    """As a worker does. What a beat loses later, it waits for. SIGHUP ends it as SIGTERM does, unless it is ignored (by
-    nohup)."""
+    """Check the stores when a beat starts, as a worker does; for a store that is lost later the beat waits.
+
+    SIGHUP ends a beat as SIGTERM does, unless it is ignored (by nohup).
+    """
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:

@@ -32,7 +32,10 @@ def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_secon
 
 
 def is_too_old(record: Record, seen_seq: int, mark_seconds: int, *, age_seconds: float) -> bool:
-    """Both clocks say that an age has passed in flight: Redis TIME since the booking, the boot clock since the mark of
-    ``seen_seq``, at which the entry was what it is."""
+    """Whether a booking has been in flight for an age by both clocks.
+
+    Redis TIME must say so of the time since the booking. The boot clock must say so of the time since the mark of
+    ``seen_seq``, at which the entry was already what it is now.
+    """
     in_flight = record.state is EntryState.IN_FLIGHT
     return in_flight and mark_seconds - record.booked_at >= age_seconds and record.changed_seq <= seen_seq

@@ -112,8 +112,11 @@ class Ledger:
         self._fence: Fence | None = None
 
     def under(self, fence: Fence | None) -> Ledger:
-        """The same ledger for a periodic task: every call raises FencedOff, and changes nothing, once a leader newer
-        than ``fence`` is recorded. None: for a task that no leader sent."""
+        """A copy of this ledger for a periodic task.
+
+        Once a leader newer than ``fence`` is recorded, every call on the copy raises FencedOff and changes nothing.
+        ``fence`` is None for a task that no leader sent: then the ledger itself is returned.
+        """
         if fence is None:
             return self
         fenced = copy.copy(self)

@@ -38,8 +38,11 @@ _WAYS = (
 
 
 def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequence[Depend]) -> Done:
-    """Both trees of a job. A job that is met twice has its own branches the first time only, and what is behind more
-    than a hundred others is left to a tree of its own."""
+    """The tree of what a job waits for, and the tree of what waits for it.
+
+    A job that is met twice has its branches the first time only. What is behind more than a hundred other jobs is left
+    out: it can be asked for by itself.
+    """
     from rich.console import Console
     from rich.tree import Tree
 

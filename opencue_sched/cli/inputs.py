@@ -241,7 +241,7 @@ class Commands(click.Group):
         return decorate
 
     def in_transaction(self, example: str, **settings: Any) -> _Decorator:
-        """The same on a connection, in one transaction."""
+        """A command on a database that answers: its function gets a connection, in one transaction."""
 
         def decorate(function: Body) -> click.Command:
             @wraps(function)
@@ -290,7 +290,10 @@ def core_count(value: str) -> int:
 
 
 def core_cap(value: str) -> int:
-    """The same as a cap: 0 and -1 are no cap, and what is below one core would let nothing run."""
+    """A number of cores as a cap, in centicores; 0 and -1 are no cap.
+
+    A cap below one core is refused: nothing could run under it.
+    """
     if value in ("0", "-1"):
         return UNLIMITED
     centicores = core_count(value)

@@ -83,7 +83,7 @@ class Failure(StrEnum):
     """Why a plan's transaction failed."""
 
     REPEAT = auto()
-    """It collided with another transaction, and may work at once."""
+    """It collided with another transaction; tried again at once, it may succeed."""
     ROWS = auto()
     """Some job's rows are to blame."""
     BUSY = auto()

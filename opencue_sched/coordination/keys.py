@@ -133,7 +133,7 @@ def events_lease(ns: str, facility: str | None) -> str:
 
 
 def events_woken(ns: str, facility: str | None) -> str:
-    """There while a message to send the events of jobs is on its way, of one facility scope."""
+    """The key that exists while a message is on its way that asks to send the events of jobs of one facility scope."""
     return f"{events_lease(ns, facility)}:woken"
 
 

@@ -53,8 +53,10 @@ class QueueCensus:
     workers: int
     """Its live dispatch instances."""
     backlog_per_worker: dict[str, float]
-    """For each group the dispatch messages waiting or in hand per live worker of the group (all of them, while none is
-    alive), and a worker's share of what waits in the queue shared by all groups."""
+    """By group: the dispatch messages that wait or are in hand, for each live worker of the group.
+
+    While none is alive it is the number of all these messages. A worker's share of the queue that all groups share is
+    added."""
 
 
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:

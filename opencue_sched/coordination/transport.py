@@ -201,7 +201,7 @@ class SentinelChannel(_Guarded, kombu_redis.SentinelChannel):
 
 
 class SentinelTransport(kombu_redis.SentinelTransport):
-    """The same by way of Sentinels."""
+    """kombu's transport by way of Redis Sentinels with guarded channels; see guard_transports."""
 
     Channel = SentinelChannel
 

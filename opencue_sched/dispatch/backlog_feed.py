@@ -38,14 +38,14 @@ SHOWS_READ_SECONDS = 1.0
 """The time between two reads of the shows, unless one was named: their flags, subscriptions, and the clock of the
 database."""
 RESYNC_SECONDS = 10.0
-"""A round of the resync, up to LAYERS_PER_ROUND layers of the fleet."""
+"""The time between two rounds of the resync; more, where LAYERS_PER_SECOND does not let a round be done in it."""
 DEAF_RESYNC_SECONDS = 5.0
-"""The same where nothing is heard of what changes."""
+"""The time between two rounds while notifications of changes are not heard, or do not name the backlog."""
 WHOLE_ROUND_SECONDS = 60.0
 """The time between two rounds in which a process compares all layers, not only those of its own buckets: a worker of
 the release before compares none, and what another one found may not have been heard."""
 LAYERS_PER_SECOND = 2_000
-"""Layers compared in a second where there are more: a twentieth of a core of PostgreSQL."""
+"""The most layers that are compared in a second, on average: a twentieth of a core of PostgreSQL."""
 _HEAR_SECONDS = 1.0
 """The time between two looks at what the others found."""
 _READ_AT_ONCE = 1_000
@@ -190,8 +190,10 @@ class BacklogFeed:
         return self._limits
 
     def age_seconds(self) -> float:
-        """Since the last whole round of the resync ended; 0 before anything was read, for it is read when it is used
-        first."""
+        """How long ago the last whole round of the resync ended.
+
+        It is 0 before anything was read: the backlog is read when it is used first.
+        """
         return self._clock() - self._resynced_at if self._listed else 0.0
 
     # Resync

@@ -181,7 +181,7 @@ class _Pass:
         self.progress()
 
     def _note_verdicts(self) -> None:
-        """Whatever the pass came to: why frames wait, and whether the commits of its clusters fail."""
+        """Note why frames wait, and whether the commits of the clusters fail, whatever the outcome of the pass."""
         verdicts, commits, shortages = {}, {}, {}
         for report in self.reports:
             key = report.cluster.key
@@ -559,7 +559,10 @@ class _Pass:
             self.planned_for[proc.proc_id].losses[error.reason] += 1
 
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
-        """Whatever Redis answers, what is committed is launched: the recompute removes what stays booked."""
+        """Take the bookings of procs that were not committed out of the ledger.
+
+        No answer of Redis keeps what was committed from being launched: the recompute removes what stays booked.
+        """
         try:
             self.runner.ledger.rollback([booking_of(proc) for proc in procs])
         except (NotReady, RedisError) as error:

@@ -102,8 +102,10 @@ class Host:
         return self.without(taken, running)
 
     def without(self, taken: Resources, running: Mapping[str, int]) -> Host:
-        """The same host with so much less idle, and so many frames of each layer. A plan asks for it with each frame:
-        a call of ``dataclasses.replace`` takes twice as long."""
+        """The same host with so much less idle, on which so many frames of each layer run.
+
+        Written out because a plan calls it for each frame: ``dataclasses.replace`` takes twice as long.
+        """
         return Host(
             self.id,
             self.name,

@@ -70,8 +70,10 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
 
 
 def deaths_among(dead: Sequence[jobs.DeadFrames]) -> list[Deaths]:
-    """The same of what `store.jobs.dead_frames` found. Reads logs, whose file server may be slow, and nothing of the
-    database."""
+    """The deaths among the frames that `store.jobs.dead_frames` found.
+
+    It reads logs, whose file server may be slow, and nothing from the database.
+    """
     deaths: list[Deaths] = []
     for row in dead:
         log = log_path(row.log_dir, row.job, row.name)

@@ -53,7 +53,7 @@ def check_service_redis(client: redis.Redis, settings: Settings, *, broker: bool
 
 
 def check_for_beat(settings: Settings) -> None:
-    """Both stores, of which a beat has no connection yet, as check_stores does."""
+    """Check both stores as check_stores does, on connections of its own: a beat has none yet."""
     from opencue_sched.accounting.epoch import guarded_redis
 
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)

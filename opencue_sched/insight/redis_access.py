@@ -48,7 +48,7 @@ class RedisAccess:
     """Channels, literally: a subscriber of a pattern needs that very pattern in its rules."""
 
     def rules(self) -> list[str]:
-        """The same as ACL SETUSER takes it."""
+        """These commands, keys and channels as ACL SETUSER takes them."""
         return [
             *(f"+{command}" for command in self.commands),
             *(f"~{key}" for key in self.keys),

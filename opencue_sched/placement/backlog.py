@@ -66,7 +66,7 @@ class _Entry(Waiting):
     used_at: float = -math.inf
     """The instant at which a frame left the portion last."""
     aside: bool = False
-    """Whether a time or a fault keeps it from being planned: `_may_start` says more."""
+    """Whether a time or a fault keeps it from being planned: `Backlog.may_start` says which."""
     stale: bool = False
     """Whether it must be read again before it is planned: frames of it were lost in a commit, or none is left."""
     back_at: float = -math.inf
@@ -458,7 +458,7 @@ class Backlog:
                     self._mark_stale(entry)
 
     def fail(self, layer_id: str, why: str) -> None:
-        """Set the layer aside: ``why`` says what of its rows keeps all its frames from being started."""
+        """The layer is set aside: ``why`` says what of its rows keeps all its frames from being started."""
         with self._lock:
             entry = self._entries.get(layer_id)
             if entry is not None:

@@ -383,7 +383,10 @@ class Planner:
         return self._may_be_idle(show, waiting.place.tags, waiting.need)
 
     def _job_may_find_host(self, show: ShowState, job_id: str) -> bool:
-        """The same of any layer of a job, as far as the least that its layers need tells."""
+        """Whether no search of this plan has shown that there is no host for any layer of the job.
+
+        Judged by the least that its layers need.
+        """
         return any(self._may_be_idle(show, tags, need) for tags, need in show.work.least_of_job(job_id))
 
     def _may_be_idle(self, show: ShowState, tags: frozenset[str], need: Resources) -> bool:

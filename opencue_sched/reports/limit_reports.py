@@ -43,7 +43,7 @@ class Holder:
     tokens: int = 1
     """How many it holds. A limit of machines counts one all the same."""
     user: str | None = None
-    """Whose they are."""
+    """The user who holds the tokens; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LimitReport:
     """Only a report that was taken is written. One is early when it was asked for less than five seconds after the last
     one, late when before the last one, and unknown when there is no such limit."""
     words: str
-    """The same for people."""
+    """The outcome in words, for people."""
     holders: int = 0
     """Lines of the report."""
     tokens: int = 0

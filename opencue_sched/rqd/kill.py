@@ -47,7 +47,7 @@ class FrameSeen:
 
     place: Whereabouts
     detail: str
-    """The same in words, for an operator."""
+    """``place`` in words, for an operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ COUNTERS_OF_LAYERS = (
 COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
-"""The same for job_stat rows, after those of layers."""
+"""Locks job_stat rows in the order in which every transaction does: after those of layers."""
 # Lock the counters of these layers, then of these jobs; wait for them.
 _LOCK_STATS = prepared(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
 # Lock those of the same counters that nobody has locked, and say which.
@@ -367,7 +367,7 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
-    """The same for the counters nobody else has locked: ids of their layers and jobs."""
+    """Lock those counters that no other transaction has locked; returns the ids of their layers and jobs."""
     parameters = {"layers": texts(layer_ids), "jobs": texts(job_ids)}
     return frozenset(connection.execute(_LOCK_FREE_STATS, parameters).scalars())
 

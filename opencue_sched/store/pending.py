@@ -127,15 +127,19 @@ def fetch_waiting_work(
     layer_ids: Collection[str] | None = None,
     job_ids: Collection[str] | None = None,
 ) -> Sequence[Row[Any]]:
-    """All work that passes may look at, in ``facilities`` or everywhere, or that of these layers: by facility, show,
-    OS, need (the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one frame) and
-    ``why`` it waits the ``frames``, whether any is ``in_capped_folder``, and of their ``layers`` the ids, the ``jobs``
-    and how many are ``waiting``.
+    """The waiting work that passes may look at, in ``facilities`` or everywhere, of all layers or of these.
 
-    ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
-    too little headroom for one of them, else behind. Under a limit that is held by as many machines as may, those that
-    hold it take more all the same: passes look at such layers. ``settle_window_seconds``: see store/limits.py. What
-    runs is summed of ``job_ids`` alone where these are given: all jobs of the layers and of capped folders of theirs.
+    There is a row for all work that has the same facility, show, OS, need and reason to wait. The need is the columns
+    of layer; ``tags`` are as they are compared, between bars, and ``least_cores`` is what one frame takes. A row has
+    the number of ``frames``, whether any is ``in_capped_folder``, the ids of its ``layers`` and ``jobs``, and how many
+    frames of each layer are ``waiting``.
+
+    The reason, ``why``, is quarantined; else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit,
+    where that cap has too little headroom for a frame; else behind. Passes also look at layers under a limit that as
+    many machines hold as may: those machines take more frames all the same.
+
+    ``settle_window_seconds``: see store/limits.py. With ``job_ids``, what runs is summed of these jobs alone: they must
+    be all jobs of the layers, and of the capped folders of these.
     """
     jobs, layers = (None if ids is None else texts(ids) for ids in (job_ids, layer_ids))
     wanted = {"use": True, "jobs": jobs, "layers": layers, "settle_window": settle_window_seconds}
@@ -145,7 +149,7 @@ def fetch_waiting_work(
 def fetch_requirements(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
 ) -> Sequence[Row[Any]]:
-    """The same of all work, as if nothing ran: no proc is read for it."""
+    """What fetch_waiting_work returns, for all work and as if nothing ran: no proc is read for it."""
     return _waiting_work(
         connection, facilities, facts, {"use": False, "jobs": None, "layers": None, "settle_window": 0}
     )

@@ -181,7 +181,7 @@ has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with t
 
 
 def wait_briefly(connection: Connection) -> None:
-    """Whatever waits in this transaction for a row that somebody has locked fails after LOCK_SECONDS."""
+    """Have every statement of this transaction fail that waits for a locked row for longer than LOCK_SECONDS."""
     connection.execute(_WAIT_BRIEFLY, {"time": f"{LOCK_SECONDS}s"})
 
 

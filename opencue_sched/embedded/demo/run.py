@@ -33,7 +33,7 @@ _CONTACT_SHEET = "contact-sheet.png"
 _CORES_PER_HOST = 2
 _WIDTH, _HEIGHT = 192, 108
 _DEADLINE_SECONDS = 600.0
-"""For the job, not for installing anything."""
+"""How long the job may take. Installing and starting the farm is not part of it."""
 _COMMAND_SECONDS = 60
 _COMMIT_DEADLINE_SECONDS = 2
 _POLL_SECONDS = 0.25
@@ -210,7 +210,7 @@ class _Stage:
     """Where frames are written, in the private directory."""
     flower_url: str
     metrics_urls: tuple[str, ...]
-    """Of the workers, then of the beat, whose are the farm's figures."""
+    """The URLs of the workers' metrics, then that of the beat, which has the figures of the farm."""
 
     def command(self, *arguments: str) -> str:
         """Run ``opencue-sched ARGUMENTS`` as a user would; its output. Raises ServiceFailed with what it said."""
