@@ -19,8 +19,8 @@ class ImportNote:
     version: str
     """The version of the show's row when it was imported."""
     due: float = 0.0
-    """When to import it again so that it may be booked, in seconds of Redis TIME; 0 when it may be booked
-    (accounting.show_handover)."""
+    """The moment at which to import it again so that it may be booked, in seconds of Redis TIME; 0 when it may be
+    booked (accounting.show_handover)."""
 
     @property
     def text(self) -> str:

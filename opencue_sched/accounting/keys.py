@@ -250,7 +250,7 @@ class Booking:
     """Whole cores."""
     gpus: int = 0
     machine: str = ""
-    """Where the proc is booked (machine_of). The script notes it under limits that count machines."""
+    """The machine on which the proc is booked (machine_of). The script notes it under limits that count machines."""
 
     def packed(self) -> str:
         """The entry as text."""

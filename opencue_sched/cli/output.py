@@ -104,11 +104,11 @@ class Done:
     """What a command did or found."""
 
     lines: str | Iterable[str]
-    """For people, on standard output."""
+    """A line or lines for people, on standard output."""
     document: Any
-    """For scripts, with --json."""
+    """The document for scripts, with --json."""
     notes: Sequence[str] = ()
-    """For standard error."""
+    """Lines for people, on standard error."""
     status: int = 0
     """The exit status."""
     nothing: str = ""

@@ -141,7 +141,7 @@ class Read:
 
     view: FarmView
     explanation: Sequence[str] = ()
-    """Of the job that is explained."""
+    """The explanation of the job that is explained, line by line."""
     problem: str = ""
     """Why nothing newer could be read; empty where it could."""
 

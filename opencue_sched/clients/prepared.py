@@ -96,7 +96,7 @@ class _Kept:
 
     generation: int
     until: float
-    """When its plans are made anew, by the clock of who keeps them."""
+    """The moment at which its plans are made anew, by the clock of the keeper."""
     names: frozenset[str]
 
 

@@ -113,7 +113,7 @@ class ClaimRefused:
     """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: a pass of this
     worker hangs in PostgreSQL, which does not answer."""
     owner: str = ""
-    """Who has claimed it, for ``held``."""
+    """The name of the worker that has claimed it, for ``held``."""
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:

@@ -53,7 +53,7 @@ class QueueCensus:
     workers: int
     """Its live dispatch instances."""
     backlog_per_worker: dict[str, float]
-    """By group: the dispatch messages that wait or are in hand, for each live worker of the group.
+    """The dispatch messages that wait or are in hand for each live worker of a group, by group.
 
     While none is alive it is the number of all these messages. A worker's share of the queue that all groups share is
     added."""

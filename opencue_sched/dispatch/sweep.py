@@ -70,7 +70,8 @@ def without_cluster(
 
 
 def with_work(awake: frozenset[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
-    """Those of ``clusters`` that have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
+    """The clusters out of ``clusters`` that have waiting work, by the awake scan's answer
+    (``store.pending.waiting_tags``)."""
     return frozenset(
         cluster
         for cluster in clusters
@@ -141,7 +142,7 @@ class Sweeper:
         self.clusters: frozenset[Cluster] = frozenset()
         """All clusters there are, as they were read last. Anybody may read it: a sweep replaces the whole set."""
         self._awake: frozenset[WaitingTag] = frozenset()
-        """Where work waits, as the last scan or the backlog said."""
+        """The tags for which work waits, as the last scan or the backlog said."""
         self._read_at = float("-inf")
         """The clock when the clusters were read last. reload() sets it back without the lock: the value is replaced."""
         self._read_for_new_show_at = float("-inf")
@@ -150,7 +151,7 @@ class Sweeper:
         """Clusters with work, each with its shard, as they were enqueued last. are_all() reads it without the lock."""
         self._nap_until = self._scanned_at = float("-inf")
         self._woken_at: dict[str, float] = {}
-        """By key of a cluster, the clock when it was last woken for a freed host."""
+        """The clock when a cluster was last woken for a freed host, by its key."""
         self._new_show = False
         """Whether to read the clusters again because a show that nobody knew has work."""
         self._withdraw_due = False

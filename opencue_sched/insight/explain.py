@@ -83,7 +83,7 @@ class SilentHost:
     frames: tuple[str, ...]
     """The names of the job's frames there."""
     becomes: str
-    """When they are given up, in words."""
+    """The moment at which the frames are given up, in words."""
 
     @property
     def words(self) -> str:
@@ -111,8 +111,8 @@ class Explanation:
     breaking_hosts: tuple[str, ...]
     """A sentence on each host with its tags that may break frames."""
     layers: tuple[Mapping[str, Any], ...]
-    """For each layer its name, its ``frames`` and how many are in which state, the ``reasons`` for which they wait, the
-    one that explains most first, and of what dead frames died (``deaths``), where that was asked for."""
+    """What is said of each layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which
+    they wait, the one that explains most first, and of what dead frames died (``deaths``), where that was asked for."""
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 

@@ -26,7 +26,7 @@ from opencue_sched.signals import end_by_sigterm_as_first_process
 
 
 def guard_start(refuse: Callable[[Exception], NoReturn]) -> None:
-    """When Flower starts in this process: check its options and the stores, and add the farm page.
+    """Have the start of Flower in this process check its options and the stores, and add the farm page.
 
     ``refuse`` ends the process where Flower may not start. In a process in which Celery has not loaded Flower's command
     this does nothing.

@@ -37,7 +37,7 @@ there are as many more at most."""
 RUN_SECONDS = 5.0
 """A call of `send_events` begins nothing after so long, and so ends SEND_SECONDS later at the latest."""
 LOOK_SECONDS = 0.1
-"""While an event is being sent, it is looked so often whether others are due."""
+"""The time between two looks for other events that are due, while an event is being sent."""
 FIRST_REPEAT_SECONDS = 30.0
 """An event is tried again after so long, twice as long after each try: more than a try takes, whose end nobody else
 waits for."""

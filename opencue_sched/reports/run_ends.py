@@ -56,7 +56,7 @@ class CompletedFrame:
     silent_seconds: float = 0.0
     """How long its log had shown the same time when the report came."""
     received_at: float = math.inf
-    """When the report came, by the clock of `Releaser`; infinity: just now."""
+    """The moment at which the report came, by the clock of `Releaser`; infinity: just now."""
     nimby_locked: bool = False
     name: str = ""
 

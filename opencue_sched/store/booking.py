@@ -115,7 +115,7 @@ _LOCK_HOSTS = prepared(
     {_READ_LOCKED}
     """
 )
-# After that wait was in vain: lock those hosts that nobody has locked, and read them.
+# After that wait ran out: lock those hosts that nobody has locked, and read them.
 _LOCK_FREE_HOSTS = prepared(
     f"""
     ROLLBACK TO SAVEPOINT opencue_sched_hosts;

@@ -118,7 +118,7 @@ class SchemaFacts:
     """What differs between the databases that this program works with."""
 
     origin: Origin
-    """Who made OpenCue's tables."""
+    """The program that made OpenCue's tables."""
     revision: str
     """The revision of our own objects: REVISION, or a later one."""
     has_start_after: bool
