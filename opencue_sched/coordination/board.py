@@ -44,7 +44,7 @@ ERROR_CHARACTERS = 4000
 PAGE = 100
 """Jobs read in one call of a listing."""
 RESEND_SECONDS = 0.8
-"""A message that no claim has answered so long after it was sent counts as lost."""
+"""The time after which a message that no claim has answered counts as lost."""
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]

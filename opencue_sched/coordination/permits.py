@@ -16,7 +16,9 @@ from opencue_sched.coordination.board import life_ms
 from opencue_sched.coordination.keys import frame_permit
 
 PERMITS_PER_CALL = 250
-"""A call of so many takes Redis a third of a millisecond, for which all other clients wait; more are several calls."""
+"""How many permits one call asks for at most.
+
+So many take Redis a third of a millisecond, for which all other clients wait."""
 PlannedFrame = tuple[str, int | None]
 """The id of a frame and the version that it was read with."""
 

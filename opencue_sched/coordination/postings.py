@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 ENQUEUED_PER_CALL = 50
 CLAIMED_TOGETHER = 200
-"""Postings that one claim takes along at most: so many take Redis about two milliseconds."""
+"""How many postings one claim takes along at most, which takes Redis about two milliseconds."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
 

@@ -44,7 +44,7 @@ MOST_JOBS = 200
 MOST_SHOWS = 200
 MOST_LIMITS = 50
 BOOKINGS_SECONDS = 30.0
-"""Bookings per second are the mean of so long."""
+"""The time over which the mean of bookings per second is taken."""
 
 
 FarmView = Mapping[str, Any]

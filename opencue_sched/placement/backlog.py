@@ -33,13 +33,14 @@ from opencue_sched.placement.policies.order import VirtualTimes
 PORTION_SECONDS = 10.0
 """Life of a portion of frames at most: what was read before is read again before it is used."""
 FIRST_FRAMES_OF_A_PORTION = 20
-"""Read of a layer that a plan comes to: on a full farm it takes a few frames of each."""
+"""How many frames of a layer are read when a plan comes to it: on a full farm a plan takes a few frames of each."""
 MOST_FRAMES_OF_A_PORTION = 200
-"""A frame that is retried is behind no more than so many of its layer."""
+"""How many frames of its layer a frame that is retried waits behind, at most."""
 JUDGED_SECONDS = 60.0
-"""A layer that waits is looked at once in so long, also where nothing that stood in its way has changed."""
+"""How long a waiting layer is not looked at, at most, where nothing that stood in its way has changed."""
 JUDGED_PER_PLAN = 100
-"""Layers that one plan looks at for no other reason: 20,000 layers have their turn in a minute of busy passes."""
+"""How many layers one plan looks at only because JUDGED_SECONDS have passed, at most: 20,000 layers have their turn in
+a minute of busy passes."""
 
 SET_ASIDE = ("quarantined", "starts_later", "delayed", "failed")
 """What keeps a layer from being planned for a time: its job's quarantine, a start that lies ahead, frames that wait for

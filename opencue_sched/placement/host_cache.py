@@ -45,7 +45,7 @@ _FIRST_BUCKETS = 16
 """Buckets read again at first, and after some without a host: how many hosts they have says how many buckets to read
 together."""
 _MOST_GROWTH = 4
-"""A portion has at most so many times as many buckets as the one before."""
+"""How many times as many buckets as the portion before it a portion has at most."""
 RUNNING_BELIEVED_SECONDS = 60.0
 """How long what was read of the frames that run on a host counts, with what this process booked there since. A large
 host comes free many times in that, and each reading of what runs there reads all its procs. Frames that ended meanwhile
@@ -59,9 +59,9 @@ FIRST_READ_HOSTS = 5_000
 
 The other hosts of a larger farm are read in the background at once, so the first plan comes as soon on any farm."""
 FOREIGN_IDLE_SECONDS = 60.0
-"""A group of another instance's shard is dropped when nobody asked for it for so long."""
+"""How long no pass has asked for a group of another instance's shard when the group is dropped."""
 SCORED_CANDIDATES = 16
-"""Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
+"""How many hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
 _KNOWN_LISTED = 16
 """Hosts with a core idle that run or ran the layer: how many of them one search tests for having its need idle."""
 RECENT_LAYERS = 8

@@ -12,7 +12,7 @@ from opencue_sched.placement.policies.order import convex
 from opencue_sched.settings import Queue
 
 MAX_FRAMES = 1000
-"""How many frames a plan has at most, and so a commit: what a pass costs whatever it books is shared by so many."""
+"""How many frames a plan has at most, and so a commit. They share what a pass costs whatever it books."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,18 +29,20 @@ _log = structlog.get_logger(__name__)
 SEND_SECONDS = 10.0
 """How long a receiver may take for an event."""
 HANGING_SECONDS = 2.0
-"""An attempt that takes longer hangs: it takes no place of others any more. And how long a receiver may take for an
-event while PLACES other attempts have more time."""
+"""The time after which an attempt hangs: it takes no place of others any more.
+
+While PLACES other attempts have more time, a receiver may take no longer than this for an event."""
 PLACES = 16
 """How many events are being sent at a time for the first time, and how many again, without those that hang: of these
 there are as many more at most."""
 RUN_SECONDS = 5.0
-"""A call of `send_events` begins nothing after so long, and so ends SEND_SECONDS later at the latest."""
+"""The time after which a call of `send_events` begins nothing more. So it ends SEND_SECONDS later at the latest."""
 LOOK_SECONDS = 0.1
 """The time between two looks for other events that are due, while an event is being sent."""
 FIRST_REPEAT_SECONDS = 30.0
-"""An event is tried again after so long, twice as long after each try: more than a try takes, whose end nobody else
-waits for."""
+"""The time after which an event is tried again; it doubles with each try.
+
+It is longer than a try takes, for whose end no other process waits."""
 LONGEST_REPEAT_SECONDS = 3600.0
 MOST_TRIES = 30
 LONGEST_AGE_SECONDS = 86_400.0

@@ -108,9 +108,11 @@ _CONNECTION_GRACE_SECONDS = 30.0
 (_ANSWER_SECONDS)."""
 
 VANISHED_PEER_SECONDS = 10.0
-"""A call that has lasted so long has its RQD asked whether it is still there, and ends if that does not answer for as
-long again. A thread waits for each message whose beginning has come: two hosts that vanished in the middle of theirs
-would keep all status reports waiting, until their connections had become too old."""
+"""The time after which the RQD of a call is asked whether it is still there.
+
+The call ends if the RQD does not answer for as long again. A thread waits for each message whose beginning has come:
+two hosts that vanished in the middle of theirs would keep all status reports waiting, until their connections had
+become too old."""
 
 MOST_CALLS = 4_000
 _CALL_THREADS = 256

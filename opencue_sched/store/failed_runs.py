@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.procs import Run
 
 BREAKING_JOBS = 3
-"""Jobs of which frames failed on a host within the last hour: from so many on it is named."""
+"""How many jobs must have frames that failed on a host within the last hour for the host to be named."""
 
 # What is a day old goes with the next.
 _NOTE = text(

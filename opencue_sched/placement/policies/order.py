@@ -126,7 +126,7 @@ class VirtualTimes:
 
 
 _CORES_REMEMBERED = 10_000
-"""The drawn part is kept over so many cores of a show: what a process did long ago is not made up for."""
+"""Over how many started cores of a show the drawn part is kept: what a process did long ago is not made up for."""
 
 
 GPU_WEIGHT = 4.0
