@@ -128,8 +128,10 @@ def _cap_rows(
 
 
 def _limit_row(row: Row[Any], report: LicenceReport | None = None, after: int | None = None) -> CapRow:
-    """A row of a limit. Behind the fields of one that counts machines are those that hold it by what the ledger does
-    not have, and those that hold it so and do not count. ``after``: see Settling.bound."""
+    """The caps of a limit. A limit that counts machines has two lists behind its fields: see ledger.caps_calls.
+
+    ``after``: see Settling.bound.
+    """
     fields: list[str | list[str]] = []
     for name in ("int_max_value", "int_foreign", "int_machines", "terms", "opens_at", "int_frames"):
         fields += [name, str(getattr(row, name))]

@@ -520,8 +520,8 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
 def caps_calls(epoch: str, version: str, rows: Sequence[CapRow]) -> list[ScriptCall]:
     """The calls that write caps. A row has the key of a vertex, and its fields, each name before its value.
 
-    A limit that counts machines has two lists behind its fields: the machines that hold it by what the ledger does not
-    have, and those of them that do not count.
+    A limit that counts machines has two lists behind its fields, of machines that hold it by what the ledger does not
+    have: those that count, and those that do not.
     """
     return _calls("caps", (epoch, version), [(key, json.dumps(fields)) for key, fields in rows])
 
