@@ -96,7 +96,7 @@ class _Kept:
 
     generation: int
     until: float
-    """The moment at which its plans are made anew, by the clock of the keeper."""
+    """The moment at which its plans are made anew, by the clock of PreparedStatements."""
     names: frozenset[str]
 
 
