@@ -12,13 +12,13 @@ from opencue_sched.worker import metrics
 from opencue_sched.worker.task import fence_of, process_of
 
 REAP_LEASE_SECONDS = 60.0
-"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
+"""The time after which a reap begins nothing more. After the death of its process the next reap waits for as long."""
 
 MOVE_LEASE_SECONDS = 60.0
-"""A run that moves finished jobs begins no portion that late."""
+"""The time after which a run that moves finished jobs begins no further portion."""
 
 EVENTS_LEASE_SECONDS = 30.0
-"""No event is taken that late. When its process dies in it, the fleet's next is up to this much later."""
+"""The time after which a run takes no event more. After the death of its process the next run waits for as long."""
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
@@ -106,8 +106,10 @@ def send_events() -> dict[str, object]:
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True, fenced=True)
 def keep_promises() -> dict[str, object]:
-    """Reserve hosts for wide frames that never start, and end what nothing needs any more (beat, every 15 s at most).
-    Raises FencedOff when a leader after that of the message was elected."""
+    """Reserve hosts for wide frames that never start, and end reservations that are not needed any more.
+
+    By beat, every 15 seconds at most. Raises FencedOff when a leader after that of the message was elected.
+    """
     from opencue_sched.dispatch import reservations
 
     mine = process_of(app)

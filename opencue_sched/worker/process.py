@@ -263,7 +263,7 @@ class Process:
 
     @property
     def scope(self) -> UpkeepScope:
-        """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
+        """The rows that upkeep may touch: of the fleet's facility; beside a Cuebot, of managed shows alone."""
         return UpkeepScope(self.settings.scheduler.facility, beside_cuebot=self.facts.origin == "cuebot")
 
     def _waiting_tags(self) -> frozenset[WaitingTag]:
@@ -272,7 +272,7 @@ class Process:
         return self.backlog.backlog.waiting_tags()
 
     def _pass_follows(self, clusters: Collection[Cluster]) -> None:
-        """A pass over all that could use a host needs no sweep for those that came free before it."""
+        """Drop the sweep for hosts that came free before a pass over all clusters that could use them."""
         if self.sweeper.are_all(clusters):
             self.waker.took_in_hosts()
 
