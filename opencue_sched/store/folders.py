@@ -1,6 +1,8 @@
 """Folders of shows (groups, in Cuebot's words), their caps, and the jobs in them.
 
-The caps that are enforced are those of ``folder_resource``. -1 is no cap.
+A folder has two sets of amounts. Those of ``folder_resource`` cap the folder itself, and are enforced. Those of
+``folder`` (``int_job_...``) are given to each job that moves there. -1 is no cap in the first, "leave the job's own" in
+the second. Cores of both are centicores; what is used is in whole cores, as caps count it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.pending import USED
 from opencue_sched.store.shows import INSERT_POINT
 
-# Folders with their caps, what their jobs wait for and what they use.
+# Each folder, its caps, what it gives to its jobs, and what its jobs wait for and use now.
 _FOLDERS = text(
     f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,
@@ -38,8 +40,8 @@ _FOLDERS = text(
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
     """  # noqa: S608 - only our own constant
 )
-# As Cuebot moves jobs: they take the department of the folder, and what it says about its jobs (-1: nothing). Triggers
-# of the schema move what they use to the rows of their new folder and department, so the latter must be there.
+# As Cuebot moves jobs: a job takes the folder's department, and the amounts that the folder gives to its jobs. Triggers
+# of the schema move what the job uses to ``folder_resource`` of the new folder and to ``point`` of the new department.
 _MOVE_JOBS = (
     text(
         """
@@ -70,13 +72,17 @@ _MOVE_JOBS = (
 
 
 def list_folders(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
-    """The folders of all shows, or of one, the root (the default one) first, with their caps, live use, and what they
-    say about their jobs (-1: nothing)."""
+    """The folders of all shows, or of one, each show's root folder (the default) first.
+
+    ``min_centicores`` to ``max_gpus`` are a folder's caps, ``job_min_cores`` (centicores) to ``job_max_gpus`` what it
+    gives to its jobs, ``used_cores`` and ``used_gpus`` what its procs take now.
+    """
     return connection.execute(_FOLDERS, {"show": show_id}).all()
 
 
 def move_jobs(connection: Connection, job_ids: Collection[str], folder: Row[Any]) -> None:
-    """Put jobs of the folder's show into it."""
+    """Move jobs into ``folder``, a row of ``list_folders`` of the jobs' own show."""
+    # First of all: the triggers would find no row of ``point`` to count the jobs' use in, and it would be lost.
     connection.execute(INSERT_POINT, {"dept": folder.dept_id, "show": folder.show_id})
     for statement in _MOVE_JOBS:
         connection.execute(statement, {"folder": folder.id, "jobs": sorted(job_ids)})
