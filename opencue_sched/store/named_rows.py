@@ -1,4 +1,4 @@
-"""What people call things: rows by name or id, and the names that come near a mistyped one."""
+"""What people call things: rows by name or id, and names that a mistyped one may have meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 NAMES_COMPARED = 500
-"""Names fetched as candidates for a suggestion or a completion, those of about the same length first."""
+"""Names that ``similar_names`` returns at most: the candidates for a suggestion or a completion."""
 
 
 class Kind(StrEnum):
@@ -32,15 +32,18 @@ class NamedRow(NamedTuple):
 
 
 _TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
-"""The tables that are not called as what a row of them stands for. The key of each table is ``pk_{table}``."""
+"""Tables with another name than their kind. The key column of every table is ``pk_{table}``."""
 
 
 def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str]) -> dict[str, NamedRow]:
-    """The rows of these names or ids, by what was asked for. A job's name means the live job, else the last one that
-    was called so; a show is also found by an alias, a host by its full name, and in any case."""
+    """The rows of these names or ids, by the name or id that was asked for; what is not found is absent.
+
+    A job's name means the live job of that name, else the last one that had it. A show is also found by an alias. A
+    host is also found by its full name. Names of hosts and jobs are found in upper and lower case alike.
+    """
     table = _TABLES.get(kind, kind.value)
     key = f"pk_{table}"
-    also = {
+    other_names = {
         Kind.HOST: "OR lower(asked) IN (lower(str_fqdn), lower(str_name))",
         Kind.JOB: "OR str_name = lower(asked)",
         Kind.SHOW: "OR pk_show IN (SELECT pk_show FROM show_alias WHERE show_alias.str_name = asked)",
@@ -52,7 +55,7 @@ def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str])
     statement = f"""
         SELECT asked, found.* FROM unnest(CAST(:names AS varchar[])) AS asked
          CROSS JOIN LATERAL (
-             SELECT {key}, str_name FROM {table} WHERE str_name = asked OR {key} = asked {also}
+             SELECT {key}, str_name FROM {table} WHERE str_name = asked OR {key} = asked {other_names}
               ORDER BY ({key} = asked) DESC, (str_name = asked) DESC, {order} LIMIT 1) found
         """  # noqa: S608 - only our own constants
     rows = connection.execute(text(statement), {"names": list(names_or_ids)})
@@ -60,12 +63,16 @@ def find_rows(connection: Connection, kind: Kind, names_or_ids: Collection[str])
 
 
 def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str]:
-    """Names that may have been meant by ``name``, those that begin so first; of jobs, those of live ones."""
-    only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
+    """Names that may have been meant by ``name``; of jobs, those of live ones.
+
+    Names that begin with it come first, then names that contain it, then names that share its first or last character.
+    Of each of these, names of about the same length come first.
+    """
+    live = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
     statement = f"""
         SELECT str_name FROM {_TABLES.get(kind, kind.value)}
          WHERE (lower(left(str_name, 1)) = lower(left(:text, 1)) OR lower(right(str_name, 1)) = lower(right(:text, 1))
-                OR position(lower(:text) IN lower(str_name)) > 0) {only}
+                OR position(lower(:text) IN lower(str_name)) > 0) {live}
          ORDER BY starts_with(str_name, :text) DESC, position(lower(:text) IN lower(str_name)) > 0 DESC,
                   abs(length(str_name) - length(:text)), str_name LIMIT :most
         """  # noqa: S608 - only our own constants
@@ -91,6 +98,8 @@ _NAMES_BY_ID = text(
 
 
 def names_by_id(connection: Connection, ids: Collection[str]) -> dict[str, str]:
-    """What people call shows, facilities, allocations, folders, limits, jobs, layers and procs. Unknown ids are left
-    out. ``render of JOB`` is a layer, ``0001-render of JOB on HOST`` a proc."""
+    """Names of shows, facilities, allocations, folders, limits, jobs, layers and procs, by id; unknown ids are absent.
+
+    A layer is called ``render of JOB``, a proc ``0001-render of JOB on HOST``.
+    """
     return {row[0]: row[1] for row in connection.execute(_NAMES_BY_ID, {"ids": sorted(set(ids))})}
