@@ -1,4 +1,7 @@
-"""The tables that this program uses, and what its database user must be allowed to do where it does not own them."""
+"""The tables that this program uses, and what its database user must be allowed to do where it does not own them.
+
+A table joins one of the lists when a statement first touches it. docs/tasks/database-user.md has the grants.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ READ = (
     "show_alias",
     "show_service",
 )
-"""Tables that our processes and commands read alone."""
+"""Tables that our processes and commands read and never change."""
 
 READ_ON_OUR_SCHEMA = ("task_lock",)
-"""Tables that are read only where opencue-sched made the schema: finished jobs of a Cuebot's are moved by that."""
+"""Tables that are read in a schema that opencue-sched made, and not in one that Cuebot made. ``task_lock`` is asked
+before finished jobs go to the history tables, and in a schema of Cuebot's it is Cuebot that moves these jobs."""
 
 CHANGED = (
     "alloc",
@@ -73,11 +77,13 @@ CHANGED = (
     "show_stats",
     "subscription",
 )
-"""Tables whose rows our statements lock or change, or OpenCue's triggers in our name. A Cuebot before V49 has no
-``limit_host``."""
+"""Tables whose rows are locked or changed by our statements, or by OpenCue's triggers that these fire: a trigger acts
+with the privileges of our user. A Cuebot before V49 has no ``limit_host``."""
 
 CHANGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+"""The privileges that are needed on each table of CHANGED."""
 
+# The privileges that our user lacks. A table that is not there is not among them: has_table_privilege() answers NULL.
 _MISSING = text(
     """
     SELECT wanted.privilege, wanted.name
@@ -86,21 +92,18 @@ _MISSING = text(
      ORDER BY wanted.name, wanted.privilege
     """
 )
-"""A table that is not there is no refusal: has_table_privilege() answers NULL."""
-
-
-# Those of these tables that are not there.
+# Which of these tables are not there.
 _ABSENT = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL ORDER BY name")
 
 
 def missing_tables(connection: Connection) -> list[str]:
-    """Tables of ours that somebody has dropped, where the schema is of this program's revision."""
+    """Our own tables that are not there. In a schema of this program's revision somebody has dropped them."""
     ours = [name for name in (*READ, *CHANGED) if name.startswith("opencue_sched_")]
     return list(connection.execute(_ABSENT, {"names": ours}).scalars())
 
 
 def missing_privileges(connection: Connection, origin: Origin) -> list[str]:
-    """What our user lacks in a schema of that ``origin``, such as ``DELETE on host_tag``."""
+    """Privileges that our user lacks, such as ``DELETE on host_tag``. ``origin``: who made the schema."""
     read = READ if origin == "cuebot" else (*READ, *READ_ON_OUR_SCHEMA)
     wanted = [(name, "SELECT") for name in read] + [(name, privilege) for name in CHANGED for privilege in CHANGES]
     names, privileges = zip(*wanted, strict=True)
