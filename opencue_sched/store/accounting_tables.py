@@ -1,11 +1,14 @@
-"""The five accounting tables of OpenCue, brought to what the proc table says (managed shows, only rows that differ).
+"""The five accounting tables of OpenCue, brought to what the proc table says. Only rows that differ are written.
 
-Each table is done in one transaction of its own, in three steps: find the rows that differ, lock them in id order (a
-row that is locked is left for the next pass), sum again under the locks and write. Two triggers of the schema
-stand in the way: job_resource raises when cores or GPUs grow past either maximum (it has no unlimited: -1 always
-raises, and growing cores raise over GPUs), subscription when cores grow past the burst. So a row gets its caps raised
-together with the count and put back by a second statement; they are read under the lock, so nobody's change of them
-can be lost.
+Each table is done by itself, in three steps: find the rows that differ; lock them in id order, where a row that
+another transaction has locked is left for the next time; sum again under the locks and write. The last two are one
+transaction for every _ROWS_PER_TRANSACTION rows.
+
+Two triggers of the schema stand in the way. That of job_resource raises an error when cores or GPUs grow and either is
+then above its maximum: -1, which is no cap elsewhere, is always exceeded, and cores alone cannot grow while GPUs are
+above theirs. That of subscription raises one when cores grow past the burst. Both compare only
+where the cap stays as it is. So one statement writes the amounts together with another cap, and a second one puts the
+cap back. The caps are read under the lock, so nobody's change of them can be lost.
 """
 
 from __future__ import annotations
@@ -25,29 +28,34 @@ _ROWS_PER_TRANSACTION = 500
 _WANTED = (
     "unnest(CAST(:ids AS varchar[]), CAST(:cores AS bigint[]), CAST(:gpus AS bigint[])) AS wanted(id, cores, gpus)"
 )
-# Our triggers on caps would announce the raise and the restoration as changes, and keep bookings from these vertices.
+# Our own triggers on caps would announce both changes of the cap, and keep bookings from that job or subscription.
 _QUIET = text("SET LOCAL opencue_sched.quiet_caps = 'on'; SET LOCAL opencue_sched.lifts_caps = 'on'")
-# Any value other than the present one keeps the trigger from comparing.
-_RAISED = "CASE WHEN {cap} = 2147483647 THEN 2147483646 ELSE 2147483647 END"
+# A cap other than the present one, whichever that is: the schema's trigger compares nothing then.
+_OTHER_CAP = "CASE WHEN {cap} = 2147483647 THEN 2147483646 ELSE 2147483647 END"
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table and its key; the joins from a row to its show; the procs, and the expression of them that is the key.
-
-    ``caps`` are the columns the triggers compare cores, and GPUs, with. ``local``: whether local procs count in a show
-    of ours, and in one of Cuebot's, which takes no more off when such a proc ends.
-    """
+    """One of the five tables: what its rows are, and which procs each row sums."""
 
     name: str
     key: str
+    """The column of its key."""
     summed_by: str
+    """The key of the row that a proc counts in, as an expression over ``summed_from``."""
     owner: str = "JOIN show USING (pk_show)"
+    """The joins from a row to its show."""
     summed_from: str = "proc"
+    """The procs, and what is joined to them to know their row."""
     caps: tuple[str, ...] = ()
-    local: tuple[bool, bool] = (True, False)
+    """The columns with which a trigger of the schema compares cores and, if there is a second one, GPUs."""
+    sums_local_procs: bool = True
+    """Whether local procs (on a user's own machine) count where this program keeps the show's figures."""
+    cuebot_sums_local_procs: bool = False
+    """Whether they count where Cuebot keeps them: only in a table that Cuebot counts down when such a proc ends."""
 
     def sums(self, condition: str) -> str:
+        """The query of what procs that meet ``condition`` take, by the key of their row."""
         cores, gpus = (
             f"CAST(LEAST(sum({countable(column)}), {INT_MAX}) AS bigint)"  # what each of the tables can hold
             for column in ("proc.int_cores_reserved", "proc.int_gpus_reserved")
@@ -57,6 +65,7 @@ class _Table:
                     GROUP BY {self.summed_by}"""
 
     def differing(self) -> TextClause:
+        """The query of the keys of rows that say anything else than their procs."""
         return text(
             f"""SELECT counted.{self.key} FROM {self.name} counted {self.owner}
                   LEFT JOIN ({self.sums("proc.pk_show = ANY(:shows)")}) used ON used.id = counted.{self.key}
@@ -66,6 +75,7 @@ class _Table:
         )
 
     def lock(self) -> TextClause:
+        """The query that locks rows, and answers with their keys, amounts and caps, in this order."""
         columns = ", ".join((self.key, "int_cores", "int_gpus", *self.caps))
         return text(
             f"""SELECT {columns} FROM {self.name} WHERE {self.key} = ANY(:ids)
@@ -73,19 +83,20 @@ class _Table:
         )
 
     def update(self, *changes: str) -> TextClause:
+        """The statement that makes ``changes`` in rows, each with the amounts that are wanted for it."""
         return text(f"UPDATE {self.name} SET {', '.join(changes)} FROM {_WANTED} WHERE {self.key} = wanted.id")
 
 
 def refresh_tables(engine: Engine, show_ids: Collection[str], *, as_cuebot: bool = False) -> dict[str, int]:
     """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table.
 
-    ``as_cuebot``: also for those that are not (any more), and with local procs as Cuebot counts them. That is right
-    beside a Cuebot that keeps their books, because it changes proc and tables in one transaction, and rows are summed
-    under their locks.
+    ``as_cuebot``: refresh them for the shows that are not managed (any more), too, and count local procs as Cuebot
+    does. A Cuebot may write the same rows meanwhile: it changes a proc and the tables in one transaction, and rows are
+    summed under their locks here, so neither misses what the other did.
     """
     written = dict.fromkeys((table.name for table in _TABLES), 0)
     for table in _TABLES:
-        local = table.local[as_cuebot]
+        local = table.cuebot_sums_local_procs if as_cuebot else table.sums_local_procs
         with engine.begin() as connection:
             wanted = {"shows": list(show_ids), "as_cuebot": as_cuebot, "local": local}
             differing = connection.execute(table.differing(), wanted).scalars().all()
@@ -97,24 +108,28 @@ def refresh_tables(engine: Engine, show_ids: Collection[str], *, as_cuebot: bool
 
 
 def _write(connection: Connection, table: _Table, ids: Sequence[str], local: bool) -> int:
+    """Lock rows, sum their procs again and write what differs. ``local``: whether local procs count. Returns how many
+    rows were written."""
     locked = {row[0]: row for row in connection.execute(table.lock(), {"ids": ids})}
     sums = connection.execute(text(table.sums(f"{table.summed_by} = ANY(:ids)")), {"ids": list(locked), "local": local})
     used = dict.fromkeys(locked, (0, 0)) | {row.id: (row.cores, row.gpus) for row in sums}
     changed = {row_id: count for row_id, count in used.items() if count != tuple(locked[row_id][1:3])}
     if changed:
-        raised = (f"{cap} = {_RAISED.format(cap=cap)}" for cap in table.caps)
+        other_caps = (f"{cap} = {_OTHER_CAP.format(cap=cap)}" for cap in table.caps)
         connection.execute(_QUIET)
         connection.execute(
-            table.update("int_cores = wanted.cores", "int_gpus = wanted.gpus", *raised), _wanted(changed)
+            table.update("int_cores = wanted.cores", "int_gpus = wanted.gpus", *other_caps), _wanted(changed)
         )
     if changed and table.caps:
         restored = (f"{cap} = wanted.{unit}" for cap, unit in zip(table.caps, ("cores", "gpus"), strict=False))
+        # A subscription has a cap on cores alone: the 0 stands for the one on GPUs, which ``restored`` leaves out.
         caps = {row_id: (*locked[row_id][3:], 0) for row_id in changed}
         connection.execute(table.update(*restored), _wanted(caps))
     return len(changed)
 
 
 def _wanted(amounts: Mapping[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """The parameters of _WANTED from amounts (cores, GPUs, and what is ignored), by the key of their row."""
     cores, gpus, *_ = zip(*amounts.values(), strict=True)
     return {"ids": list(amounts), "cores": list(cores), "gpus": list(gpus)}
 
@@ -125,7 +140,7 @@ _TABLES = (
         "pk_layer",
         owner="JOIN job USING (pk_job) JOIN show USING (pk_show)",
         summed_by="proc.pk_layer",
-        local=(True, True),
+        cuebot_sums_local_procs=True,
     ),
     _Table(
         "job_resource",
@@ -158,6 +173,6 @@ _TABLES = (
         ),
         summed_by="subscription.pk_subscription",
         caps=("int_burst",),
-        local=(False, False),
+        sums_local_procs=False,
     ),
 )
