@@ -1,7 +1,8 @@
 """The two farms of the stress benchmark: one to drain, one whose caps are far below its work.
 
-Sizes follow OpenCue's own stress suite. ``scale`` multiplies hosts, jobs and subscriptions; a farm of one seed and one
-scale is the same every time. Their show, facility, hosts and jobs carry the prefixes ``stress_d_`` and ``stress_s_``.
+Sizes follow OpenCue's own stress suite. ``scale`` multiplies hosts, jobs and subscriptions. The same seed and scale
+make the same farm every time, so a database can hold each once. Shows, facilities, allocations, hosts and jobs have
+names that begin with ``stress_d_`` (to drain) or ``stress_s_`` (to saturate).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ SATURATION_PREFIX = "stress_s_"
 
 _SHOWS = "(SELECT pk_show FROM show WHERE starts_with(str_name, 'stress_d_') OR starts_with(str_name, 'stress_s_'))"
 _ALLOCS = "(SELECT pk_alloc FROM alloc WHERE starts_with(str_name, 'stress_d_') OR starts_with(str_name, 'stress_s_'))"
-# In the order in which foreign keys let go; what hangs below a job, folder or host goes by the schema's own triggers.
+# In the order that the foreign keys ask for. Triggers of the schema delete what belongs to a job, folder or host.
 _SWEEP = tuple(
-    text(f"DELETE FROM {statement}")  # noqa: S608 - no values from outside
-    for statement in (
+    text(f"DELETE FROM {rows}")  # noqa: S608 - no values from outside
+    for rows in (
         f"proc WHERE pk_show IN {_SHOWS}",
         f"job WHERE pk_show IN {_SHOWS}",
         f"job_history WHERE pk_show IN {_SHOWS}",
@@ -43,21 +44,31 @@ _SWEEP = tuple(
 
 @dataclass(frozen=True, slots=True)
 class StressShape:
-    """What one stress farm is made of. Cores; memory in GB."""
+    """What one stress farm is made of: its numbers, and what is drawn at random for each host and layer."""
 
     prefix: str
+    """How all names of the farm begin."""
     hosts: int
     host_cores: Sequence[int]
-    host_memory: tuple[int, int]
+    """A host has one of these numbers of cores."""
+    host_memory_gb: tuple[int, int]
+    """The least and the most that a host has."""
     allocs: int
     subscription_cores: float
+    """Size and burst of the show's subscription to each allocation."""
     manual_tags: int
+    """How many tags there are besides those of the allocations."""
     jobs: int
     layers: int
+    """Layers of each job."""
     frames: int
+    """Frames of each layer."""
     layer_cores: Sequence[int]
-    layer_memory: tuple[int, int]
+    """A frame of a layer needs one of these numbers of cores."""
+    layer_memory_gb: tuple[int, int]
+    """The least and the most that a frame of a layer needs."""
     job_max_cores: float
+    """The cap of each job."""
 
     def scaled(self, scale: float) -> StressShape:
         """The same farm with ``scale`` times the hosts, jobs and subscriptions; caps of single jobs stay."""
@@ -73,7 +84,7 @@ DRAIN = StressShape(
     prefix=DRAIN_PREFIX,
     hosts=1200,
     host_cores=range(16, 129, 8),
-    host_memory=(32, 256),
+    host_memory_gb=(32, 256),
     allocs=3,
     subscription_cores=90_000,
     manual_tags=8,
@@ -81,14 +92,14 @@ DRAIN = StressShape(
     layers=4,
     frames=5,
     layer_cores=(1, 2, 4, 8),
-    layer_memory=(2, 8),
+    layer_memory_gb=(2, 8),
     job_max_cores=100_000,
 )
 SATURATION = StressShape(
     prefix=SATURATION_PREFIX,
     hosts=400,
     host_cores=(8, 16, 32),
-    host_memory=(32, 64),
+    host_memory_gb=(32, 64),
     allocs=3,
     subscription_cores=150,
     manual_tags=4,
@@ -96,7 +107,7 @@ SATURATION = StressShape(
     layers=2,
     frames=10,
     layer_cores=(2, 4),
-    layer_memory=(2, 4),
+    layer_memory_gb=(2, 4),
     job_max_cores=20,
 )
 
@@ -109,6 +120,7 @@ class StressFarm:
     hosts: tuple[HostIds, ...]
     jobs: tuple[JobIds, ...]
     burst_cores: float
+    """The bursts of all its subscriptions together."""
 
     @property
     def frames(self) -> int:
@@ -127,7 +139,7 @@ def saturation_farm(connection: Connection, scale: float = 1.0, seed: int = SEED
 
 
 def remove_stress_farms(connection: Connection) -> None:
-    """Delete every stress farm and what was booked on it. For a database that is kept: a farm can be made once only."""
+    """Delete every stress farm and what was booked on it, so that it can be made again in the same database."""
     for statement in _SWEEP:
         connection.execute(statement)
 
@@ -154,13 +166,14 @@ def stress_farm(connection: Connection, shape: StressShape, seed: int = SEED) ->
 def _hosts(
     shape: StressShape, prefix: str, allocs: Sequence[AllocIds], tags: Sequence[str], chance: random.Random
 ) -> list[HostSpec]:
-    """Hosts round robin over the allocations; the first ones cover every manual tag, the others carry none to two."""
+    """Hosts, one allocation after the other. Each of the first hosts has one manual tag, until every tag is given; all
+    others have none, one or two at random."""
     return [
         HostSpec(
             name=f"{prefix}_h{number:04d}",
             alloc=allocs[number % len(allocs)],
             cores=chance.choice(shape.host_cores),
-            memory_gb=chance.randint(*shape.host_memory),
+            memory_gb=chance.randint(*shape.host_memory_gb),
             tags=[tags[number]] if number < len(tags) else chance.sample(tags, chance.randint(0, 2)),
             hostname_tag=False,
         )
@@ -190,7 +203,7 @@ def _layer(shape: StressShape, tags: Sequence[str], chance: random.Random) -> La
     return LayerSpec(
         frames=shape.frames,
         cores=chance.choice(shape.layer_cores),
-        memory_gb=chance.randint(*shape.layer_memory),
+        memory_gb=chance.randint(*shape.layer_memory_gb),
         tags=" | ".join(chance.sample(tags, chance.randint(1, 3))),
         type="PRE",
     )
