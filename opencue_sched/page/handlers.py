@@ -1,7 +1,8 @@
 """``/farm`` among Flower's own pages: the farm as ``opencue-sched top`` shows it, live in a browser.
 
-The page is three files of ours and asks for JSON every two seconds: of the farm, and of the job that is opened. Flower
-asks for its password here as it does on its other pages. Nothing is written: neither store, nor anything of Flower's.
+The page is three files of ours, and asks every two seconds for JSON about the farm, and about the job that a viewer has
+opened. Flower asks for its password here as it does on its other pages. Nothing is written, to no store and nowhere in
+Flower.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from opencue_sched.store.jobs import dead_frames, frames_by_id, job_of
 
 FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
 """What the page consists of, with the media types."""
+# The page loads nothing from elsewhere, and no other page may show it in a frame.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-KEPT_SECONDS = 1.0
-"""How long an answer is given to others who ask the same: a hundred viewers cost what one costs."""
-LOGS_SECONDS = 2.0
+ANSWER_LIFE_SECONDS = 1.0
+"""How long an answer is given to other viewers who ask the same: a hundred viewers cost what one costs."""
+LOG_WAIT_SECONDS = 2.0
 """How long a viewer waits for the file server of the logs."""
 LOG_BYTES = 256 * 1024
-"""How much of a log is shown, its end."""
+"""How much of a log is shown: so many bytes at its end."""
 MOST_HOSTS = 2000
 """How many hosts are shown one by one, the first by name."""
 
@@ -67,31 +69,37 @@ class PageAnswer(NamedTuple):
 
 
 class FarmReader:
-    """Reads the stores for all viewers together: one read at a time, in a thread of its own, off Tornado's loop."""
+    """Reads the stores for all viewers together, one read at a time. A thread reads, so that Tornado's loop never waits
+    for a store."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
-        """Answers of the last KEPT_SECONDS, by job id; None: of the farm. Only ``_thread`` touches it."""
+        """Answers of the last ANSWER_LIFE_SECONDS, by job id; None: of the farm. Only ``_thread`` touches it."""
         self._log_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page-logs")
-        """Reads logs: their file server may hang, and then this thread with it, and no other."""
+        """Reads logs. Where their file server hangs, this thread hangs, and no other does."""
         self._reading: Future[list[Deaths]] | None = None
+        """The last read of dead frames' logs, which ``_log_thread`` may still be at. Only ``_thread`` touches it."""
         self._redis = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-page", pool_size=1)
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
-        """What insight.farm_view says, and the hosts one by one; of a job, what ``opencue-sched explain`` says.
+        """About the farm, what insight.farm_view says, and the hosts one by one; about a job, what ``opencue-sched
+        explain`` says.
 
-        503 while a store is away, with what a person can do; 404 where there is no such job.
+        The status is 503 while a store is away, with what a person can do; 404 where there is no such job.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, job_id)
 
     def _answer(self, job_id: str | None) -> PageAnswer:
-        """Read an answer, unless it was read a moment ago. Reads run in ``_thread`` one after the other, so a request
-        that waited for a read of the same finds its answer. What fails is an answer too; the next read tries again."""
+        """The answer of a moment ago, or one that is read now.
+
+        Reads run in ``_thread`` one after the other, so a request that waited for another one's read of the same finds
+        its answer here. A failure is an answer, too, and lives as long.
+        """
         now = time.monotonic()
-        self._answers = {key: answer for key, answer in self._answers.items() if now - answer.at < KEPT_SECONDS}
+        self._answers = {key: answer for key, answer in self._answers.items() if now - answer.at < ANSWER_LIFE_SECONDS}
         if job_id in self._answers:
             return self._answers[job_id]
         status = 200
@@ -105,6 +113,7 @@ class FarmReader:
         return self._answers.setdefault(job_id, PageAnswer(status, body, time.monotonic()))
 
     def _farm(self) -> dict[str, Any]:
+        """The view of the farm, and as ``grid`` the hosts of this program's facility, or of all."""
         hosts = ask(self._engine, list_hosts, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self.settings)
         staleness = self.settings.host_cache.host_staleness_threshold
@@ -112,7 +121,7 @@ class FarmReader:
         return {**view, "grid": grid}
 
     def _explanation(self, job_id: str) -> dict[str, Any]:
-        """Raises NoResultFound where there is no such job."""
+        """What ``explain`` says about a job, and why frames of it died. Raises NoResultFound for an unknown job."""
         show_id = ask(self._engine, job_of, job_id).show_id
         passes = passes_over(self._redis, self.settings, job_id, show_id)
         found = ask(self._engine, explain_job, job_id, self.settings, passes)
@@ -126,29 +135,32 @@ class FarmReader:
         }
 
     def _deaths(self, dead: Sequence[Row[Any]]) -> tuple[Sequence[Deaths], str]:
-        """Why frames died, with the ends of their logs, and a note where the logs' file server does not answer.
+        """Why frames died, with the ends of their logs; and a note where the file server of the logs does not answer.
 
-        No viewer waits for it longer than LOGS_SECONDS, and while a read of it hangs nothing more is read.
+        No viewer waits for the file server longer than LOG_WAIT_SECONDS. While a read hangs there, no other is begun.
         """
         hangs = "the file server of the logs does not answer, so nothing is told of the dead frames"
         if self._reading is not None and not self._reading.done():
             return (), hangs
         self._reading = self._log_thread.submit(deaths_among, dead)
         try:
-            return self._reading.result(LOGS_SECONDS), ""
+            return self._reading.result(LOG_WAIT_SECONDS), ""
         except TimeoutError:
             return (), hangs
 
     async def log_of(self, frame_id: str) -> str | None:
-        """The end of the log of a frame; None where there is no such frame, or its log is not visible here. Raises
-        TimeoutError where the file server does not answer, and SQLAlchemyError."""
+        """The end of the log of a frame; None where there is no such frame, or its log is not visible here.
+
+        Raises TimeoutError where the file server does not answer, also where another read still waits for it: both are
+        done by ``_log_thread``. Raises SQLAlchemyError.
+        """
         loop = asyncio.get_running_loop()
         frames = await loop.run_in_executor(self._thread, partial(ask, self._engine, frames_by_id, [frame_id]))
         if not frames:
             return None
         path = log_path(frames[0].log_dir, frames[0].job, frames[0].name)
         reading = loop.run_in_executor(self._log_thread, end_of_log, path, LOG_BYTES)
-        return await asyncio.wait_for(reading, LOGS_SECONDS)
+        return await asyncio.wait_for(reading, LOG_WAIT_SECONDS)
 
 
 def _death(death: Deaths, job: Explanation) -> dict[str, Any]:
@@ -159,7 +171,8 @@ def _death(death: Deaths, job: Explanation) -> dict[str, Any]:
 
 
 def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
-    """A host of the grid: how it looks, its cores, and how it is in words; it is silent after ``staleness`` seconds."""
+    """A host of the grid: its cores, its look (a class of farm.css) and a line of words. A host that has not reported
+    for ``staleness`` seconds is silent."""
     why = unavailable(row, staleness)
     cores = row.centicores / CENTICORES_PER_CORE
     booked = (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE
@@ -170,7 +183,7 @@ def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
 
 
 class _Guarded(BaseHandler):  # type: ignore[misc]
-    """A page of Flower's, under its password, that loads nothing from elsewhere."""
+    """A handler among Flower's own, under Flower's password, whose answers carry HEADERS."""
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -214,21 +227,22 @@ class FarmLog(_Guarded):
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.set_header("X-Content-Type-Options", "nosniff")
         try:
-            told = await self.reader.log_of(self.get_query_argument("frame"))
+            text = await self.reader.log_of(self.get_query_argument("frame"))
         except TimeoutError:
             self.set_status(503)
-            told = "The file server of the logs does not answer.\n"
+            text = "The file server of the logs does not answer.\n"
         except SQLAlchemyError as error:
             self.set_status(503)
-            told = f"{describe_failure(error, self.reader.settings)}\n"
-        if told is None:
+            text = f"{describe_failure(error, self.reader.settings)}\n"
+        if text is None:
             self.set_status(404)
-            told = "There is no such frame, or its log is not visible on this machine.\n"
-        self.finish(told)
+            text = "There is no such frame, or its log is not visible on this machine.\n"
+        self.finish(text)
 
 
 def add_to_flower(settings: Settings) -> None:
-    """Have Flower serve the page. Before Flower's application is made: that is when it reads its list."""
+    """Have Flower serve the page. Call this before Flower's application is made: the application takes the list of
+    handlers, to which the page is added here, as it is then."""
     reader = FarmReader(settings)
     flower_handlers[:0] = [
         url(r"/(farm|farm\.css|farm\.js)", FarmFile),
