@@ -1,4 +1,8 @@
-"""What a plan may still take under every cap, as it fills."""
+"""What a plan may still take under every cap, as it fills.
+
+A *seat* belongs to a limit that counts machines instead of frames: a machine holds one as long as frames under the
+limit run there, however many they are. While the limit has no seat left, only machines that hold one take more frames.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,10 @@ MOST_FRAMES_FOR_A_SEAT = 1_000
 
 
 def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
-    """How many of the waiting frames do not fit on a host for which a seat of a limit is taken: fewer are better,
-    and of hosts that take as many of them the one with the fewest cores idle."""
+    """The score of a host that would take a seat: how many of the ``waiting`` frames do not fit on it.
+
+    Of hosts on which as many fit, the one with the fewest idle cores is better: these are the fraction of the score.
+    """
     fit = min(host.idle_cores // max(1, need.cores), host.idle_memory_kb // max(1, need.memory_kb))
     return waiting - min(waiting, fit) + host.idle_cores / INT_MAX
 
@@ -33,22 +39,26 @@ def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
 class PlanHeadroom:
     """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
 
-    Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
-    (every limit must have headroom). Subscriptions have no GPU cap, and an allocation without a subscription may not
-    be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
+    The caps are cores of subscriptions, folders and jobs; GPUs of folders and jobs; and running frames, or machines,
+    under each limit of a layer. Subscriptions have no GPU cap, and an allocation without a subscription may not be
+    booked. A folder, job or limit that the snapshot has no cap of is unlimited.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._allocs = cores_left(snapshot.subscriptions)
+        """Cores left under subscriptions, by show id and then by allocation id."""
         self._most_left: dict[str, float] = {}
-        """The most that a show has left in any allocation, as long as nothing is taken of it."""
+        """The most cores that a show has left in any allocation, by show id. Dropped by ``take``."""
         self._cores = {key: caps.cores.left for key, caps in snapshot.caps.items()}
         self._gpus = {key: caps.gpus.left for key, caps in snapshot.caps.items()}
+        """Cores and GPUs left, by the id of a folder or job."""
         self._taken: dict[str, tuple[int, int]] = {}
         """Cores and GPUs of the plan under each folder and job."""
         self._seats_left = {limit_id: seats.left for limit_id, seats in snapshot.seats.items()}
+        """Seats left, by the id of a limit that counts machines."""
         self._holding = {limit_id: set(seats.holding) for limit_id, seats in snapshot.seats.items()}
+        """Machines that hold a seat, those of the plan too, by the id of a limit that counts machines."""
         self._frames_on = Counter[tuple[str, str]]()
         """Frames of the plan under each limit that counts machines, by host."""
         self._waiting_under = Counter[str]()
@@ -56,8 +66,9 @@ class PlanHeadroom:
         self._not_counted: dict[str, Iterator[Waiting]] = {}
         """The other layers under each of them; without those of which nobody has asked how many frames wait."""
         self._planned_under = Counter[str]()
-        """Frames of the plan under each of them."""
+        """Frames of the plan under each limit that counts machines."""
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})
+        """Frames left under each limit, by its id."""
 
     def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
         """The allocations of which the show's subscription still has this many cores."""
@@ -72,10 +83,10 @@ class PlanHeadroom:
         )
 
     def over_cap(self, job: Job, layer: Layer, need: Resources, alloc_id: str | None = None) -> Refusal | None:
-        """The cap that a frame of the layer cannot pass any more, on hosts of the allocation or, without one, on
-        whatever host; None if each has headroom for it.
+        """The first cap that leaves too little for a frame of the layer; None if every cap leaves enough.
 
-        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past.
+        ``alloc_id``: of all subscriptions of the show, look at that to this allocation alone. ``need.cores`` is the
+        normalised minimum, so zero and negative minimums do not slip past.
         """
         allocs = [left for key, left in self._allocs[job.show_id].items() if alloc_id in (None, key)]
         if not allocs:
@@ -99,16 +110,15 @@ class PlanHeadroom:
         return None
 
     def frames_left(self, job: Job, layer: Layer, need: Resources) -> float:
-        """How many more frames the GPU caps and limits allow, maybe with a fraction; cores are counted as they are
-        reserved."""
+        """How many more frames the GPU caps and limits allow, maybe with a fraction. Caps of cores are not among them:
+        what a frame takes of cores is known only once it is placed."""
         left = [self._limits[limit_id] for limit_id in layer.limit_ids]
         if need.gpus:
             left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
         return min(left, default=math.inf)
 
     def seats_taken(self, layer: Layer) -> Refusal | None:
-        """The limit that counts machines whose seats are all taken, so that only hosts that hold it take more frames of
-        the layer."""
+        """The first limit of the layer whose seats are all taken; None where each has one left."""
         for limit_id in self._without_seats(layer):
             name, held = self._snapshot.seats[limit_id].name or limit_id, len(self._holding[limit_id])
             detail = f"limit {name} is held by {counted(held, 'machine')}, as many as may, and none takes this frame"
@@ -116,12 +126,13 @@ class PlanHeadroom:
         return None
 
     def gets_no_seat(self, layer: Layer, host_id: str) -> bool:
-        """Whether the host does not hold such a limit. Asked for each host."""
+        """Whether a limit of the layer has no seat left and the host holds none of it. Asked for each host."""
         return bool(self._seats_left) and any(
             host_id not in self._holding[limit_id] for limit_id in self._without_seats(layer)
         )
 
     def _without_seats(self, layer: Layer) -> Sequence[str]:
+        """The limits of the layer that count machines and have no seat left."""
         if not self._seats_left:
             return ()
         return [limit_id for limit_id in layer.limit_ids if self._seats_left.get(limit_id, 1) < 1]
@@ -131,18 +142,20 @@ class PlanHeadroom:
         return tuple(limit_id for limit_id in layer.limit_ids if limit_id in self._holding) if self._holding else ()
 
     def where_seats_serve(self, layer: Layer, need: Resources) -> Iterator[Where]:
-        """The sets of hosts among which to look for one for the layer's frames, one after the other.
+        """Where to look for a host for the layer's frames, one look after the other.
 
-        Under limits that count machines: the hosts that hold all of these; then, for a new seat, any, or those that
-        hold each limit without seats, by how many a host leaves out of all frames that wait for the seat, each taken
-        to need as much as those of the layer.
+        A layer under no limit that counts machines has one look, at all hosts. Any other has two:
+
+        1. The hosts that hold a seat of each of its limits: a frame there takes no new one.
+        2. Hosts that would take a new seat. Where a limit has none left, they are those that hold one of it. A new seat
+           goes to the host that takes most of the frames which wait for it, as if each needed what this layer's do.
         """
         held = [self._holding[limit_id] for limit_id in self.seat_limits(layer)]
         if not held:
-            yield None, None
+            yield _ANYWHERE
             return
         holding = set.intersection(*held)
-        yield holding, None
+        yield Where(holding)
         full = [self._holding[limit_id] for limit_id in self._without_seats(layer)]
         others = set.intersection(*full) - holding if full else None
         if others is None or others:
@@ -164,7 +177,7 @@ class PlanHeadroom:
         return waiting
 
     def take(self, vertices: Vertices, taken: Resources, host_id: str, *, frames: int = 1) -> None:
-        """Count a planned frame under every cap; with ``frames`` -1, one that is not planned any more."""
+        """Count a planned frame under every cap. ``frames`` is -1 to take back a frame that is not planned any more."""
         self._most_left.pop(vertices.show_id, None)
         self._allocs[vertices.show_id][vertices.alloc_id] -= frames * taken.cores
         for key in (vertices.folder_id, vertices.job_id):
@@ -181,18 +194,19 @@ class PlanHeadroom:
                 self._take_seat(limit_id, host_id, frames)
 
     def _take_seat(self, limit_id: str, host_id: str, frames: int) -> None:
-        """A machine comes with its first frame, and goes with its last."""
+        """Count frames of the plan on a machine that held no seat before. Its first takes a seat, its last gives it
+        back."""
         before = self._frames_on[limit_id, host_id]
         after = self._frames_on[limit_id, host_id] = before + frames
         self._seats_left[limit_id] += (before > 0) - (after > 0)
         (self._holding[limit_id].add if after > 0 else self._holding[limit_id].discard)(host_id)
 
     def knows(self, vertex_id: str) -> bool:
-        """Whether what is in use under a folder or job was read."""
+        """Whether the snapshot, or ``learn``, has said what is in use under a folder or job."""
         return vertex_id in self._cores
 
     def learn(self, vertex_id: str, caps: Caps) -> None:
-        """Take over what is in use under a folder or job, less what the plan has of it by now."""
+        """Take over what a folder or job has left by now; what the plan has taken of it is subtracted."""
         taken_cores, taken_gpus = self._taken.get(vertex_id, (0, 0))
         self._cores[vertex_id] = caps.cores.left - taken_cores
         self._gpus[vertex_id] = caps.gpus.left - taken_gpus
@@ -202,7 +216,11 @@ class PlanHeadroom:
         return self._cores[vertex_id], self._gpus[vertex_id]
 
     def is_full(self, waiting: Waiting) -> bool:
-        """Whether a cap has too little left for any frame of the layer, on whatever host. Asked for each layer."""
+        """Whether a cap of cores or a limit has too little left for any frame of the layer, on whatever host.
+
+        Asked for each layer, so it is made to be quick. GPUs are left to ``over_cap``, which is asked once a layer has
+        its turn.
+        """
         job, cores, limit_ids = waiting.job, waiting.need.cores, waiting.layer.limit_ids
         most = self._most_left.get(job.show_id)
         if most is None:

@@ -571,7 +571,7 @@ class Planner:
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
         for where in self.headroom.where_seats_serve(state.layer, need):
-            anywhere = where[0] is None
+            anywhere = where.only is None
             known_to_fail = anywhere and any(map(need.covers, none_apart))
             host = None if known_to_fail else self._find(state, where, apart=True)
             if host is None:
