@@ -1,4 +1,4 @@
-"""Care of the queues: depths and ages, and the messages of instances that are gone."""
+"""How much waits in the queues and for how long; and what becomes of messages for instances that are gone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 MOVED_PER_CALL = 5000
 """Messages that one call of the script moves from a dead instance's queues, at most."""
 FORGET_SECONDS = 600.0
-"""How long the queues of a dead instance are still looked at. Longer than the broker's visibility time-out: what a
-killed worker had reserved comes back to its queue by then."""
+"""How long the queues of a dead instance are still looked at. Longer than the broker's visibility time-out: messages
+that a killed worker had reserved come back to its queue by then."""
 STATS_LIFE_SECONDS = 60
 """Life of the statistics keys."""
 
@@ -53,25 +53,24 @@ class QueueCensus:
     workers: int
     """Its live dispatch instances."""
     backlog_per_worker: dict[str, float]
-    """The dispatch messages that wait or are in hand for each live worker of a group, by group.
-
-    While none is alive it is the number of all these messages. A worker's share of the queue that all groups share is
-    added."""
+    """Dispatch messages per live worker, by group: those that wait for the group, those that its workers have in hand,
+    and one worker's share of the queue that all groups share. A group without a live worker counts as one worker."""
 
 
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:
-    """Move what waits for instances that are gone to their groups; returns how many messages were moved.
+    """Move messages from the queues of instances that are gone to those of their groups; returns how many were moved.
 
     Any process may do this, several may at once: each step is one script that looks at the presence again.
     """
     calls = []
     for key in members.gone:
         type_, group, instance = parse_presence_key(key)
+        # A beat consumes no queue, so no message can come back to it.
         forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
         source = priority_lists(QueueName(namespace, type_, group, instance))
         target = priority_lists(QueueName(namespace, type_, group))
-        places = [key, presence_index(namespace), *source, *target]
-        calls.append(ScriptCall("queue_drain", places, [MOVED_PER_CALL, int(forget_after * 1000)]))
+        keys = [key, presence_index(namespace), *source, *target]
+        calls.append(ScriptCall("queue_drain", keys, [MOVED_PER_CALL, int(forget_after * 1000)]))
     answers = call_scripts(client, calls)[0] if calls else []
     for key, moved in zip(members.gone, answers, strict=True):
         if moved:
@@ -84,26 +83,27 @@ def queue_census(
 ) -> QueueCensus:
     """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
 
-    The fleet of a ``facility`` is its ``group``. That of none is ``group``, all other live groups that are no
-    facility's, and the queues that they share.
+    The fleet of a ``facility`` is one group, ``group``. The fleet without a facility is ``group``, all other live
+    groups that belong to no facility, and the queues that these groups share.
     """
     queues = _queues(namespace, members, group, facility)
     with client.pipeline(transaction=False) as pipe:
         for queue in queues:
             for name in priority_lists(queue):
                 pipe.llen(name)
-                pipe.lindex(name, -1)
+                pipe.lindex(name, -1)  # the oldest: messages come in at the other end
         answers = iter(pipe.execute())
     now = time.time()
     depths: dict[str, dict[str, int]] = defaultdict(dict)
     oldest: dict[str, float] = defaultdict(float)
+    # Dispatch messages that wait, by group; None: in the queue shared by all groups. Those in hand are added below.
     load: Counter[str | None] = Counter({group: 0})
     for queue in queues:
-        found = [(int(next(answers)), sent_at(next(answers))) for _ in QUEUE_PRIORITIES]
-        depths[queue.type][str(queue)] = depth = sum(depth for depth, _ in found)
+        lists = [(int(next(answers)), sent_at(next(answers))) for _ in QUEUE_PRIORITIES]
+        depths[queue.type][str(queue)] = depth = sum(length for length, _ in lists)
         if queue.type == QueueType.DISPATCH:
             load[queue.group] += depth
-        oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in found if at is not None)])
+        oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in lists if at is not None)])
     by_type = {
         type_.value: QueueFigures(sum(depths[type_].values()), oldest[type_], depths[type_]) for type_ in QueueType
     }
@@ -125,15 +125,16 @@ def queue_census(
 
 
 def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
-    """The work queues of a fleet. An instance that is gone belonged to the fleet that has its group."""
+    """The work queues of a fleet. The record of an instance that is gone names no facility any more: it counts to the
+    fleet that has its group."""
     scope = (facility or "").lower()
     others = {actor.group for actor in members.alive if actor.facility != scope}
-    places = [(actor.type, actor.group, actor.instance) for actor in members.alive]
-    places += map(parse_presence_key, members.gone)
+    consumers = [(actor.type, actor.group, actor.instance) for actor in members.alive]
+    consumers += map(parse_presence_key, members.gone)
     found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
     if not scope:
         found |= {QueueName(namespace, type_.value) for type_ in QueueType}
-    for type_name, of_group, instance in places:
+    for type_name, of_group, instance in consumers:
         ours = of_group == group if scope else of_group not in others
         if type_name != BEAT_TYPE and ours:
             found |= {QueueName(namespace, type_name, of_group), QueueName(namespace, type_name, of_group, instance)}
@@ -141,7 +142,7 @@ def _queues(namespace: str, members: Members, group: str, facility: str | None) 
 
 
 def sent_at(message: str | None) -> float | None:
-    """The epoch seconds at which a message was sent; None without a message, or for one that does not say."""
+    """The epoch seconds at which a message was sent; None without a message, or where it does not say when."""
     if message is None:
         return None
     try:
