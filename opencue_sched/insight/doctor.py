@@ -1,5 +1,6 @@
-"""Is everything there that a scheduler needs? Each finding says what was looked at and, if it is wrong, what to do:
-FAIL is what must be put right before frames are booked and launched.
+"""Is everything there that a scheduler needs? Each finding says what was looked at and, if that is wrong, what to do.
+
+FAIL must be put right before frames are booked and launched. WARN need not be.
 """
 
 from __future__ import annotations
@@ -71,10 +72,18 @@ from opencue_sched.store.set_based_frames import read_frames_way
 from opencue_sched.store.shows import list_shows, list_subscriptions
 
 OLDEST_POSTGRESQL = 130_000
+"""The oldest version that serves, as PostgreSQL numbers its versions: 13.0."""
 RQDS_PROBED = 20
+"""How many RQDs are asked whether they answer: those of the hosts that reported last."""
 PROBE_SECONDS = 2.0
+"""How long one of these RQDs has to answer."""
+OLD_BACKLOG_SECONDS = 60.0
+"""Age of a worker's last comparison of its waiting work with the database from which it is a finding."""
+RECOMPUTES_MISSED = 2
+"""After so many intervals without a recompute `doctor` reports differences that a recompute would have put right."""
 
 _REACH = "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
+# Of the report service.
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 _FAILED_COMMITS = (
     "look for long transactions in pg_stat_activity and at PostgreSQL's log; all of a commit has to fit in "
@@ -85,7 +94,7 @@ _ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity
 
 
 def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
-    """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
+    """Look at everything once. Whatever is wrong with the farm is a finding, also a store that does not answer."""
     findings: list[Finding] = []
     frames, database_answers = 0, False
     try:
@@ -110,6 +119,7 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
 
 
 def _server(connection: Connection, where: str) -> Iterator[Finding]:
+    """Whether PostgreSQL is new enough, takes writes, and gives us sessions of our own. ``where``: what to call it."""
     server = figures.server(connection)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
@@ -150,7 +160,8 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
 
 
 def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
-    """How the frames that bookings start get into counters and history; on a schema of ours there is one way only."""
+    """What writes counters and history of the frames that bookings start: our statements, once for each plan, or
+    Cuebot's triggers, row by row. A schema that we made has the first way only."""
     way = read_frames_way(connection)
     if facts.origin == "opencue-sched" and not way.changed:
         return
@@ -265,15 +276,15 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
 
 def _retries(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
     delayed = figures.delaying_exit_statuses(connection)
-    if counted := sorted(delayed - set(settings.queue.uncounted_exit_statuses)):
-        numbers = ", ".join(map(str, counted))
+    if statuses := sorted(delayed - set(settings.queue.uncounted_exit_statuses)):
+        numbers = ", ".join(map(str, statuses))
         text = f"the Cuebot delays layers for exit statuses {numbers}, after which a retry is counted here"
         value = ",".join(map(str, sorted(delayed.union(settings.queue.uncounted_exit_statuses))))
         yield _warn("retries", text, f"OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES={value} for every worker")
 
 
 def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
-    """Whether the farm's own receiver is told of jobs."""
+    """Whether the receiver of job events that the farm has set up gets them."""
     receiver = receiver_of(settings.events)
     if facts.origin == "cuebot":
         if receiver is not None:
@@ -326,7 +337,10 @@ _ON_THE_DATABASE = (
 
 
 def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:
-    """``database`` is None when it has failed a check before this one: nothing is compared with it then."""
+    """Whether Redis is fit for use, and what it says about counters, clusters and workers.
+
+    ``database`` is None when PostgreSQL has failed a check before: nothing is compared with it then.
+    """
     try:
         check_redis(client, settings)
         info: Any = client.info()
@@ -372,11 +386,9 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         yield _warn("workers", "none is alive", remedy)
 
 
-OLD_BACKLOG_SECONDS = 60.0
-
-
 def _backlogs(members: Members) -> Iterator[Finding]:
-    """Whether workers hear what changes of waiting work, and find what they did not hear."""
+    """Whether workers hear PostgreSQL's notifications of waiting work, and compare often enough to find what they did
+    not hear."""
     # A worker has a record for each type of its queues.
     workers = {worker.instance: worker for worker in members.alive}
     for name, worker in workers.items():
@@ -390,12 +402,8 @@ def _backlogs(members: Members) -> Iterator[Finding]:
         yield _warn("notifications", text, OWN_SESSIONS)
 
 
-RECOMPUTES_MISSED = 2
-"""Intervals without a recompute after which `doctor` waits for none any more and tells what contradicts."""
-
-
 def _counters(engine: Engine | None, client: redis.Redis, settings: Settings) -> list[Finding]:
-    """Whether counters that are open can be booked against, and are as they should be. Raises as `_unhealed`."""
+    """Whether open counters can be booked against, and agree with ledger and procs. Raises what `_unhealed` raises."""
     ready = check_ready(Ledger(client, owner="doctor"))
     if ready.level is not Severity.OK:
         return [replace(ready, what="counters")]
@@ -403,9 +411,10 @@ def _counters(engine: Engine | None, client: redis.Redis, settings: Settings) ->
 
 
 def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[Finding]:
-    """What an audit finds of the counters although a recompute, which puts such things right, has had its turn at it.
+    """Differences that an audit finds although a recompute has run, which should have put them right.
 
-    Raises NotReady, RedisError and SQLAlchemy's errors.
+    Where recomputes are overdue all differences are reported, and that they are overdue. Raises NotReady, RedisError
+    and SQLAlchemyError.
     """
     interval, age = settings.accounting.recompute_interval_seconds, settings.accounting.in_flight_age
     _, since = look_at_store(client)
@@ -431,12 +440,17 @@ def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[F
 def _seen_by_recompute(
     engine: Engine, client: redis.Redis, since: float, believed_after: float, last: Found, found: Contradictions
 ) -> list[str]:
-    """The ids of those contradictions that were there at the mark of the last recompute, ``since`` seconds ago.
+    """The ids of those contradictions in ``found`` that the last recompute saw.
 
-    A proc that is not in the ledger, or has other amounts there, was if it is older, and its show is ours: others are
-    imported first. A booking in flight without a proc was if it is that much older: a recompute believes that it is
-    lost when it has seen it for an age. Another entry without a proc was if the recompute itself has found it so
-    (``last``), and it has not changed since: the procs of others went after the mark.
+    The recompute set its mark ``since`` seconds ago, and left what came up later to the next one. Each sort of
+    contradiction shows by another sign that it was there at the mark:
+
+    - A proc that the ledger lacks, or has with other amounts: the proc is older than the mark, and its show is
+      imported. (The procs of any other show come into the ledger when it is imported.)
+    - A ledger entry in flight that has no proc: it was booked ``believed_after`` seconds before the mark, or earlier. A
+      recompute believes that a booking is lost only when it has seen it in flight for long.
+    - Any other ledger entry that has no proc: the recompute itself found it without one (``last``), and the entry has
+      not changed since. Where the recompute did not, the proc ended after the mark.
     """
     imported = imported_shows(client)
     procs = {row.pk_proc: row for row in ask(engine, proc_ages, list(found))}
