@@ -1,8 +1,8 @@
 """The waiting layers of one process, in the order in which they are served: what a plan takes its frames from.
 
-As the host cache is for hosts: PostgreSQL's layers as they were last read, less what this process has planned and
-booked since. Reads, bookings, losses and notices arrive in any order; every doubt costs a match, which the commit
-finds out, and never a cap.
+The backlog has PostgreSQL's layers as they were last read, less what this process has planned and booked since, as the
+host cache has hosts. Reads, bookings, losses and notices arrive in any order. Where they leave a doubt, a plan may take
+a frame that is gone, which the commit finds out; no cap is ever passed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.policies.order import VirtualTimes
 
 PORTION_SECONDS = 10.0
-"""Life of a portion of frames at most: what was read before is read again before it is used."""
+"""Longest life of a portion of frames: an older one is read again before it is used."""
 FIRST_FRAMES_OF_A_PORTION = 20
-"""How many frames of a layer are read when a plan comes to it: on a full farm a plan takes a few frames of each."""
+"""How many frames are read of a layer that a plan comes to first: on a full farm it takes a few frames of each."""
 MOST_FRAMES_OF_A_PORTION = 200
-"""How many frames of its layer a frame that is retried waits behind, at most."""
+"""How many usable frames a portion has at most, so that a frame that is retried is behind no more of its layer."""
 JUDGED_SECONDS = 60.0
-"""How long a waiting layer is not looked at, at most, where nothing that stood in its way has changed."""
+"""After so long a plan looks at a waiting layer again, even if nothing that stood in its way has changed."""
 JUDGED_PER_PLAN = 100
-"""How many layers one plan looks at only because JUDGED_SECONDS have passed, at most: 20,000 layers have their turn in
-a minute of busy passes."""
+"""How many layers one plan looks at only because JUDGED_SECONDS are over: 20,000 layers have their turn in a minute of
+busy passes."""
 
 SET_ASIDE = ("quarantined", "starts_later", "delayed", "failed")
-"""What keeps a layer from being planned for a time: its job's quarantine, a start that lies ahead, frames that wait for
-a delay, rows that make no sense."""
+"""What keeps a layer from being planned for a time: the quarantine of its job, a start time to come, a delay of all its
+frames, rows that make no sense."""
 
 
 @dataclass(slots=True)
@@ -57,13 +57,13 @@ class _Entry(Waiting):
     """The first waiting frames, also those in flight; None where they are to be read."""
     portion_at: float = -math.inf
     came_at: dict[str, float] = field(default_factory=dict)
-    """Frames of the portion: id -> since which reading every portion has had it."""
+    """Frames of the portion, by id: the instant of the first reading since which every portion has had the frame."""
     in_flight: set[str] = field(default_factory=set)
     """Frames (ids) that a plan took and whose outcome is not known."""
     booked: dict[str, float] = field(default_factory=dict)
-    """Frames that this process booked: id -> the instant after the commit. A read that began before may show them."""
+    """Frames that this process booked, by id: the instant after the commit. Reads that began before may show them."""
     taken: dict[str, float] = field(default_factory=dict)
-    """Frames that another process has the permits of: id -> until when that is believed."""
+    """Frames of which another process has the permits, by id: the moment until which they are left to that process."""
     used_at: float = -math.inf
     """The instant at which a frame left the portion last."""
     aside: bool = False
@@ -71,14 +71,15 @@ class _Entry(Waiting):
     stale: bool = False
     """Whether it must be read again before it is planned: frames of it were lost in a commit, or none is left."""
     back_at: float = -math.inf
-    """The moment before which it is not planned: its frames wait for a delay that may still be written."""
+    """The moment before which it is not planned: a Cuebot may still write a delay for its frames until then."""
     failed: str = ""
     """Why its rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
     failed_at: float = -math.inf
     judged_at: float = -math.inf
+    """The moment at which a plan looked at it last."""
 
     def forget_booked(self, read_at: float) -> int:
-        """Forget bookings that a read of ``read_at`` shows; how many it cannot show."""
+        """Forget bookings that a read begun at ``read_at`` shows; returns how many are left."""
         self.booked = {frame_id: at for frame_id, at in self.booked.items() if at >= read_at}
         return len(self.booked)
 
@@ -100,6 +101,7 @@ class _Show:
         self.draws: dict[str, VirtualTimes] = {}
         """The turns of the drawn part, for each shard."""
         self.tags: Counter[frozenset[str]] = Counter()
+        """How many layers have each set of tags."""
         self.least: dict[frozenset[str], Resources] = {}
         """No layer with these tags needs less. May be too low after one has gone."""
         self.judged: OrderedDict[str, None] = OrderedDict()
@@ -228,15 +230,22 @@ class Backlog:
     ) -> None:
         self._clock = clock
         self._portion_seconds = portion_seconds
-        self._latest = -math.inf
         self._lock = threading.RLock()
+        """Guards all that follows."""
+        self._latest = -math.inf
+        """The last ``instant``."""
         self._entries: dict[str, _Entry] = {}
+        """The waiting layers, by id."""
         self._shows: defaultdict[tuple[str, str], _Show] = defaultdict(_Show)
         """The shows with waiting layers, by facility and show id."""
         self._bad: dict[str, BadLayer] = {}
+        """Layers of which no entry could be made from their rows, by id."""
         self._stale: set[str] = set()
+        """Ids of layers whose entries are ``stale``."""
         self._with_gpus: set[str] = set()
+        """Ids of layers whose frames need GPUs."""
         self._failed: set[str] = set()
+        """Ids of layers whose entries have ``failed``."""
 
     def __len__(self) -> int:
         """How many layers wait, as far as is known."""
@@ -281,8 +290,11 @@ class Backlog:
     def apply_portion(
         self, layer_id: str, waiting: int, frames: Sequence[Frame], back_in: float | None, *, read_at: float
     ) -> None:
-        """Take over the first waiting frames of a layer, and how many wait. ``back_in``: seconds until the first of
-        those is back that are left out for a delay."""
+        """Take over the first waiting frames of a layer, and how many wait.
+
+        Frames that may still get a delay are left out of ``frames``; ``back_in``: seconds until the first of them may
+        be planned, None where none is left out.
+        """
         with self._lock:
             entry = self._entries.get(layer_id)
             if entry is None or read_at < entry.portion_at:
@@ -291,7 +303,8 @@ class Backlog:
             now = self._clock()
             entry.taken = {frame_id: until for frame_id, until in entry.taken.items() if until > now}
             usable = [frame for frame in frames if frame.id not in entry.booked and frame.id not in entry.taken]
-            # Others may have committed meanwhile what was read beyond that for their sake.
+            # More was read because of frames that others have taken (portion_sizes). Where these are committed by
+            # now, more frames are usable than a portion may have.
             entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
             entry.came_at = {frame.id: entry.came_at.get(frame.id, read_at) for frame in entry.portion}
@@ -304,14 +317,14 @@ class Backlog:
                 self.fail(layer_id, f"its counter says that {waiting} frames wait, and none does")
 
     def portion_sizes(self, wanted: Iterable[Waiting]) -> dict[str, int]:
-        """How many frames of each layer to read: a few that a plan may take at first, and always as many more as it has
-        taken."""
+        """How many frames of each layer to read: as many usable ones as plans have in flight, at least a few; and
+        besides as many as are in flight or taken, because the read finds those as well."""
         with self._lock:
             sizes = {}
             for waiting in wanted:
                 entry = self._entries.get(waiting.layer.id)
                 if entry is not None:
-                    # What is booked waits no more in what a read from now on returns.
+                    # Booked frames are not among them: a read from now on does not find them waiting.
                     unusable = len(entry.in_flight) + len(entry.taken)
                     usable = max(FIRST_FRAMES_OF_A_PORTION, len(entry.in_flight))
                     sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, usable) + unusable
@@ -327,7 +340,7 @@ class Backlog:
         return {layer_id: version for layer_id, version in known.items() if bucket_of(layer_id) in buckets}
 
     def stale(self) -> set[str]:
-        """Layers that are not planned before they were read again."""
+        """The ids of layers that are not planned before they have been read again."""
         with self._lock:
             return set(self._stale)
 
@@ -364,12 +377,12 @@ class Backlog:
     # What waits
 
     def waiting_tags(self) -> frozenset[tuple[str, str, str]]:
-        """The ids of facility and show, and the tag, of all that waits."""
+        """Each tag of a waiting layer, with the ids of the layer's facility and show: (facility, show, tag)."""
         with self._lock:
             return frozenset((*place, tag) for place, show in self._shows.items() for tags in show.tags for tag in tags)
 
     def bad(self, show_id: str) -> list[LayerVerdict]:
-        """What is to say of the layers of a show whose rows make no sense."""
+        """The verdicts on the layers of a show whose rows make no sense."""
         with self._lock:
             failed = (self._entries[layer_id] for layer_id in self._failed)
             found = [
@@ -397,8 +410,7 @@ class Backlog:
             return BacklogWork(self, show, tuple(clusters), tags, own, now, place, left_alone)
 
     def set_aside(self, now: float) -> Counter[str]:
-        """How many layers a time or a fault keeps from being planned, by what it is. ``now``: epoch seconds of the
-        database."""
+        """How many layers are not planned for each reason in SET_ASIDE. ``now``: epoch seconds of the database."""
         with self._lock:
             found = Counter(dict.fromkeys(SET_ASIDE, 0))
             found["failed"] = len(self._bad)
@@ -420,7 +432,7 @@ class Backlog:
     # What becomes of plans
 
     def take(self, procs: Iterable[PlannedProc]) -> None:
-        """These frames are planned: nobody else of this process plans them, until ``settle``."""
+        """Note that these frames are planned: no other plan of this process takes them until ``settle``."""
         with self._lock:
             for proc in procs:
                 entry = self._entries.get(proc.layer.id)
@@ -435,8 +447,11 @@ class Backlog:
         lost: Collection[str] = (),
         taken: Collection[str] = (),
     ) -> None:
-        """What became of frames that were planned, by the ids of their procs: ``booked``; ``lost`` because their rows
-        were not as they were read; ``taken`` by another process meanwhile; the others wait as before."""
+        """Note what became of planned frames. ``booked``, ``lost`` and ``taken`` are ids of their procs.
+
+        A frame is lost when its rows were not as they were read, and taken when another process was faster. The frame
+        of any other proc waits as before.
+        """
         with self._lock:
             instant = self.instant()
             for proc in procs:
@@ -459,7 +474,7 @@ class Backlog:
                     self._mark_stale(entry)
 
     def fail(self, layer_id: str, why: str) -> None:
-        """The layer is set aside: ``why`` says what of its rows keeps all its frames from being started."""
+        """Set a layer aside because its rows make no sense, and nothing of it can be started."""
         with self._lock:
             entry = self._entries.get(layer_id)
             if entry is not None:
@@ -468,7 +483,7 @@ class Backlog:
                 self._set_aside(entry)
 
     def judged(self, layer_ids: Iterable[str]) -> None:
-        """These layers were looked at."""
+        """Note that a plan has looked at these layers."""
         with self._lock:
             now = self._clock()
             for layer_id in layer_ids:
@@ -523,6 +538,7 @@ class Backlog:
             self._with_gpus.discard(layer.id)
 
     def _count(self, entry: _Entry, waiting: int, read_at: float) -> None:
+        """Take over how many frames wait, less those booked that the read cannot know of."""
         entry.frames = waiting - entry.forget_booked(read_at)
 
     def _forget(self, layer_id: str, read_at: float) -> None:
@@ -547,7 +563,8 @@ class Backlog:
         self._stale.add(entry.layer.id)
 
     def may_start(self, entry: _Entry, now: float) -> bool:
-        """Whether no time and no fault keeps a layer from being planned that is set ``aside``."""
+        """Whether a layer that is set ``aside`` may be planned: its time has come, and its fault is to be looked at
+        again. ``now``: epoch seconds of the database."""
         job, layer, clock = entry.job, entry.layer, self._clock()
         return (
             (job.quarantined_until is None or job.quarantined_until <= now)
@@ -557,7 +574,7 @@ class Backlog:
         )
 
     def _why_aside(self, entry: _Entry, now: float) -> str:
-        """The first of SET_ASIDE that keeps a layer from being planned that may not start."""
+        """Which of SET_ASIDE keeps a layer from being planned, for one that may not start; the first of several."""
         if entry.job.quarantined_until is not None and entry.job.quarantined_until > now:
             return "quarantined"
         if entry.layer.starts_at is not None and entry.layer.starts_at > now:
@@ -605,6 +622,7 @@ class BacklogWork:
         return self._open(chain.from_iterable(entries for job_id, entries in by_job if may_start(job_id)))
 
     def _open(self, entries: Iterable[_Entry]) -> Iterator[Waiting]:
+        """Those of the layers that a plan may take frames of, in the order given."""
         # Called for each waiting layer of a show: what decides mostly comes first, and nothing is called for it.
         reached, left_alone = frozenset(self.tags()), self._left_alone
         for entry in entries:
@@ -641,7 +659,7 @@ class BacklogWork:
             return [tags for tags in self._show.tags if not tags.isdisjoint(self._tags)]
 
     def waits(self, cluster: Cluster) -> bool:
-        """Whether any layer waits that has a tag of the cluster, and not only for a time to come."""
+        """Whether a layer with a tag of the cluster waits for anything else than a time to come."""
         with self._backlog._lock:
             if all(tags.isdisjoint(cluster.tags) for tags in self._show.tags):
                 return False
@@ -665,7 +683,7 @@ class BacklogWork:
         return list(jobs.values())
 
     def starts_in(self, cluster: Cluster) -> float | None:
-        """Seconds until the next layer may start that may not yet; None without one."""
+        """Seconds until the first of the cluster's layers that are set aside for a time may start; None without one."""
         clock = self._backlog._clock()
         with self._backlog._lock:
             aside = list(self._show.aside.values())
@@ -714,8 +732,9 @@ class BacklogWork:
                 mine.append(frame)
             else:
                 (left if came_at[frame.id] < portion_at else others).append(frame)
-        # Those of others from the last on: their owners begin with the first. But those that their owners left since
-        # the portion before come from the first on: frames read later would be started before them for ever.
+        # The owners of all other frames begin with the first, so this process takes them from the last on. But frames
+        # that their owners have left since an earlier portion come from the first on: or frames read later would be
+        # started before them for ever.
         return mine + left + others[::-1]
 
     def has_portion(self, layer: Layer) -> bool:
@@ -744,6 +763,7 @@ class BacklogWork:
         return list(filter(self._is_open, found))
 
     def _is_open(self, entry: _Entry) -> bool:
+        """Whether a plan may take frames of the layer; ``_open`` asks the same of many."""
         return (
             entry.frames > 0
             and not entry.stale
