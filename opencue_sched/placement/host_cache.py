@@ -29,70 +29,73 @@ FetchHosts = Callable[[str, Sequence[str] | None, Collection[int]], Sequence[Hos
 with None all there are."""
 
 TAKEN_SECONDS = 12.0
-"""What a plan took and nobody settled counts as taken until a read that begins so much later."""
+"""What a plan took and nobody settled counts as taken until the first read that begins so much later."""
 REREAD_SECONDS = 10.0
-"""The time between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those
-whose news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
+"""Time between two reads of a host, in a small farm. Changes in between arrive by the change log. The reads find
+changes that the log lost, and those that it never has: hosts that are new, are up again, or have ceased to report."""
 WHOLE_ROUND_SECONDS = 60.0
-"""The time between two rounds in which a process reads all hosts here again, not only those that are its own to
-read."""
+"""Time between two rounds in which a process reads all hosts here again, not only those that are its own to read."""
 REREADS_PER_SECOND = 1_000
-"""Hosts that a fleet reads again in the background in a larger farm, where a round takes longer than REREAD_SECONDS
-then: a twentieth of a core of PostgreSQL, whatever the size of farm and fleet."""
+"""How many hosts a fleet reads again in the background each second at most. It costs a twentieth of a core of
+PostgreSQL, whatever the size of farm and fleet; in a larger farm a round takes longer than REREAD_SECONDS."""
 HOSTS_PER_REREAD = 500
-"""Hosts read again in one query, about: a pass waits for the lock, and for Python's, no longer."""
+"""About how many hosts one query reads again. A pass waits that long for the cache's lock, and for Python's own."""
 _FIRST_BUCKETS = 16
-"""Buckets read again at first, and after some without a host: how many hosts they have says how many buckets to read
-together."""
+"""How many buckets the first portion has, and one that follows a portion without hosts. How many hosts they turn out to
+have says how many buckets to read together."""
 _MOST_GROWTH = 4
-"""How many times as many buckets as the portion before it a portion has at most."""
+"""How many times as many buckets as the portion before a portion has at most."""
 RUNNING_BELIEVED_SECONDS = 60.0
-"""How long what was read of the frames that run on a host counts, with what this process booked there since. A large
-host comes free many times in that, and each reading of what runs there reads all its procs. Frames that ended meanwhile
-are counted too: that bears on locality, which asks for layers that ran there as well, and on a layer's share of the
-host."""
+"""How long a read of the frames that run on a host is believed, together with what this process booked there since.
+Reading them means reading all procs of the host, and cores of a large host come free many times in a minute. Frames
+that ended meanwhile still count. This matters little to locality, which asks for layers that ran there as well; for
+the share of a layer see PART_OF_SHARE."""
 PART_OF_SHARE = 2
-"""A layer with more frames on a host than half its share there may seem to have all of it, when some of them have ended
-and a plan adds a few: of such a host what runs is read each time."""
+"""A read of a host where some layer has more than its share divided by this is not believed: some of its frames may
+have ended, and with a few that a plan adds the layer would seem to have all its share. What runs there is read each
+time."""
 FIRST_READ_HOSTS = 5_000
-"""How many hosts the first read of a pass reads at most, which takes half a second.
-
-The other hosts of a larger farm are read in the background at once, so the first plan comes as soon on any farm."""
+"""How many hosts a pass waits for when it reads a group first: half a second. In a larger farm the others follow in the
+background, so that the first plan of a process comes as soon on any farm."""
 FOREIGN_IDLE_SECONDS = 60.0
 """How long no pass has asked for a group of another instance's shard when the group is dropped."""
 SCORED_CANDIDATES = 16
-"""How many hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
+"""Among how many hosts a score chooses: the score is computed for each, so this bounds what one search costs."""
 _KNOWN_LISTED = 16
-"""Hosts with a core idle that run or ran the layer: how many of them one search tests for having its need idle."""
+"""How many of the hosts that run or ran a layer one search tests for having the layer's need idle."""
 RECENT_LAYERS = 8
-"""Layers remembered of a host that ran there and do no more."""
-
+"""How many layers that ran on a host, and run there no more, are remembered."""
 
 _HostClass = tuple[object, ...]
 _class_of = attrgetter(
     "alloc_id", "os_names", "thread_mode", "total_centicores", "total_memory_kb", "total_gpus", "total_gpu_memory_kb"
 )
-"""What a host is when nothing runs on it."""
+"""The class of a host: what it is when nothing runs on it."""
 
 
 class Census(NamedTuple):
-    """What hosts there are with some tags: one of each kind, as it is when nothing runs on it, and how many; and what
-    PostgreSQL or RQD said of each further host, which is left alone for a moment."""
+    """What hosts there are with some tags."""
 
     kinds: Sequence[tuple[Host, int]]
+    """One host of each class, as it is when nothing runs on it, and how many of the class there are."""
     refused: tuple[str, ...] = ()
+    """Why each host that is left out for a moment was refused, in the words of PostgreSQL or RQD."""
 
 
 class _Group:
-    """The hosts of a shard and facility that carry a tag, once they were ``read``: by class, by bucket, and in an index
-    for each allocation: one whose burst is used up costs a pass nothing, however many hosts it has."""
+    """The hosts of a shard and facility that carry a tag. Under the cache's lock."""
 
     def __init__(self, new_index: Callable[[], HostIndex]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
+        """An index for each allocation: one whose burst is used up costs a pass nothing, however many hosts it has."""
         self.classes: defaultdict[_HostClass, set[str]] = defaultdict(set)
+        """The ids of the hosts of each class."""
         self.by_bucket: defaultdict[int, set[str]] = defaultdict(set)
+        """The ids of the hosts in each bucket."""
         self.read = False
+        """Whether the hosts were read; until then the group is empty. Changed under ``_Part.reading``."""
         self.asked_at = 0.0
+        """The time at which a pass needed the group last."""
 
     def add(self, host: Host) -> None:
         """Let the host be found as it is now. One that is here already is of the same class."""
@@ -152,8 +155,8 @@ class _Part:
         self.due_at, self.whole_at = now, now + WHOLE_ROUND_SECONDS
 
     def read(self, buckets: frozenset[int], hosts: int, of_round: int) -> float:
-        """These buckets, with so many hosts, were read for that round; the seconds to the next portion. A round that
-        began meanwhile reads them once more."""
+        """Note that these buckets, which have so many hosts, were read for that round. Returns the seconds to the next
+        portion. A round that began meanwhile reads them once more."""
         if of_round == self.round:
             self.left = [bucket for bucket in self.left if bucket not in buckets]
         of_bucket, most = hosts / len(buckets), len(ALL_BUCKETS)
@@ -167,7 +170,7 @@ class _Part:
         return round_seconds if in_haste else round_seconds * len(buckets) / self.in_round
 
     def failed(self) -> None:
-        """A portion could not be read: it may have been too much to read in time."""
+        """Make portions smaller after one could not be read: it may have been too large to be read in time."""
         self.at_a_time = max(1, self.at_a_time // _MOST_GROWTH)
 
 
@@ -253,15 +256,24 @@ class HostCache:
         self._instance = instance
         self._taken_seconds = taken_seconds
         self._clock = clock
-        self._parts: dict[tuple[str, str], _Part] = {}
-        self._entries: dict[str, _Entry] = {}
-        self._shown: dict[str, Host] = {}
-        self._known_at: dict[str, dict[str, None]] = {}
-        self._gpu_hosts: set[str] = set()
-        self._refused: dict[str, _Refused] = {}
-        self._draining: dict[str, Host] = {}
-        self._latest = -math.inf
         self._lock = threading.RLock()
+        """Guards changes of all fields down to ``_latest``."""
+        self._parts: dict[tuple[str, str], _Part] = {}
+        """The parts of which passes need hosts, by facility and shard."""
+        self._entries: dict[str, _Entry] = {}
+        """What is known of hosts, by id: also of some that cannot be booked."""
+        self._shown: dict[str, Host] = {}
+        """The hosts that can be booked, by id, as plans find them."""
+        self._known_at: dict[str, dict[str, None]] = {}
+        """Ids of shown hosts with a core idle, by the id of a layer that they run or ran; in the order to look at."""
+        self._gpu_hosts: set[str] = set()
+        """Ids of shown hosts that have GPUs."""
+        self._refused: dict[str, _Refused] = {}
+        """Hosts that are not shown because they were refused, by id."""
+        self._draining: dict[str, Host] = {}
+        """Shown hosts that are reserved for a layer, by id."""
+        self._latest = -math.inf
+        """The last ``instant``."""
         self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_groups)
 
     def __len__(self) -> int:
@@ -287,15 +299,15 @@ class HostCache:
     def refresh(
         self, facility_id: str, tags: Collection[str], shard: str = "", buckets: frozenset[int] = ALL_BUCKETS
     ) -> Sequence[Host]:
-        """Read what is absent of the groups of these tags in a shard, which has these buckets, in one query; the hosts
-        that were read.
+        """Read those groups of these tags that were not read yet, in one query; returns the hosts that were read.
 
-        At most ``concurrent_groups`` such queries run at once, and no group is read by two threads: what another thread
-        reads is waited for. Errors of ``fetch`` go to the caller and leave the groups as they were.
+        ``shard`` is the shard of the groups, ``buckets`` what it has. At most ``concurrent_groups`` such queries run at
+        once. No group is read by two threads: one waits for what the other reads. Errors of ``fetch`` go to the caller
+        and leave the groups as they were.
         """
         part, groups = self._open(facility_id, shard, tags, buckets)
         if all(group.read for group in groups.values()):
-            return ()  # without waiting for who reads others
+            return ()  # without waiting for a thread that reads other groups
         with part.reading:
             due = {tag: group for tag, group in groups.items() if not group.read}
             if not due:
@@ -315,12 +327,10 @@ class HostCache:
             return hosts
 
     def reread(self, own: frozenset[int] = ALL_BUCKETS) -> Reread:
-        """Read again the portion of the hosts whose turn it is, if it is time to.
+        """Read the next portion of hosts again, if it is time to. For a thread in the background. Raises what refresh()
+        raises.
 
-        A thread in the background calls this. Errors are those of refresh().
-
-        ``own`` are the buckets that are read in each round; the hosts here of others are read once in
-        WHOLE_ROUND_SECONDS.
+        ``own``: the buckets that are read in each round; all other hosts here are read once in WHOLE_ROUND_SECONDS.
         """
         with self._lock:
             now = self._clock()
@@ -348,7 +358,7 @@ class HostCache:
             changed = self.apply(hosts, gone, read_at=read_at)
             appeared = {tuple(map(id, self._groups_of(host))): host for host in absent if host.id in self._shown}
             pause = part.read(portion, len(hosts), of_round)
-            # One portion that was missed is made up for at once.
+            # A thread that is late makes up for one portion at once, and for no more.
             part.due_at = max(part.due_at, self._clock() - pause) + pause
             return Reread(changed, 0.0, tuple(appeared.values()))
 
@@ -372,11 +382,11 @@ class HostCache:
         read_at: float,
         but_running: Collection[str] = (),
     ) -> list[Host]:
-        """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
-        Returns the hosts that changed.
+        """Take over ``hosts`` that were read, and forget those that the read did not find (``gone_ids``): they cannot
+        be booked any more. Returns the hosts that changed.
 
-        ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays. What runs on the hosts
-        ``but_running`` was not read.
+        ``read_at`` is the ``instant`` at which the read began: whatever is newer here stays. ``but_running``: ids of
+        hosts of which the read left out the frames that run there.
         """
         with self._lock:
             changed = [
@@ -393,7 +403,7 @@ class HostCache:
                 part.begin_at_once(self._clock())
 
     def forget_reads(self) -> None:
-        """Have every host read again by the pass that needs it next: nothing of what changed was heard."""
+        """Have every host read again by the pass that needs it next, after changes that were not heard of."""
         with self._lock:
             parts = list(self._parts.values())
         for part in parts:
@@ -404,8 +414,8 @@ class HostCache:
     def invalidate(self, host_id: str, *, cooldown_seconds: float = 0.0, why: str = "") -> None:
         """Do not show the host until a read that begins ``cooldown_seconds`` from now or later.
 
-        Called for a host that PostgreSQL or RQD refused; ``why`` is what was said. Of several reasons the first is
-        kept, which says most. The cooldown is for what a read cannot show: that its RQD is gone, say.
+        For a host that PostgreSQL or RQD refused; ``why``: what they said, of which the first reason is kept. The
+        cooldown is for what a read cannot show, such as an RQD that is gone.
         """
         with self._lock:
             until = self.instant() + cooldown_seconds
@@ -414,7 +424,8 @@ class HostCache:
             self._refused[host_id] = _Refused(max(until, before.until), before.host, before.why or why)
 
     def invalidated_ids(self) -> frozenset[str]:
-        """Invalidated hosts whose cooldown is over: read them with the next hosts from the change log."""
+        """Ids of invalidated hosts whose cooldown is over. The caller reads them with the next hosts from the change
+        log."""
         with self._lock:
             now = self.instant()
             return frozenset(host_id for host_id, refused in self._refused.items() if refused.until <= now)
@@ -431,7 +442,7 @@ class HostCache:
             self._parts = {key: part for key, part in self._parts.items() if key[1] in shards}
 
     def reaches(self, host_ids: Iterable[str]) -> set[str]:
-        """The hosts, out of these, that are in a shard of the groups here; others need not be read."""
+        """Which of these hosts are in a shard that is cached here; the others need not be read."""
         with self._lock:
             known = frozenset[int]().union(*(part.buckets for part in self._parts.values()))
         return {host_id for host_id in host_ids if bucket_of(host_id) in known}
@@ -474,10 +485,10 @@ class HostCache:
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
-        ``allocs`` leaves out the hosts of other allocations without looking at them, ``only`` (ids) all other hosts.
-        Before all others come those that run or ran the layer ``known_to``, wherever in the strategy's order they are.
-        ``score`` replaces that order, of the others, by the lowest score among the first SCORED_CANDIDATES accepted
-        hosts (of equal ones the first).
+        ``allocs``: hosts of other allocations are left out without a look at them. ``only``: ids, all other hosts are
+        left out. ``known_to``: hosts that run or ran this layer come before all others, whatever the strategy's order.
+        ``score``: among the others the host with the lowest score is taken, out of the first SCORED_CANDIDATES that
+        ``accept`` agrees to in the strategy's order; of equal ones the first.
         """
         with self._lock:
             indexes = [
@@ -517,10 +528,10 @@ class HostCache:
             return total
 
     def take(self, host: Host, taken: Mapping[str, Resources], *, layer_id: str = "") -> bool:
-        """Take from a host what a plan has put there, by proc id, until ``settle``: every pass sees the host without
-        it, and with frames of the layer on it.
+        """Take resources from a host for the procs of a plan, by proc id. Until ``settle`` every pass sees the host
+        without these resources, and with frames of the layer on it.
 
-        False, and nothing is taken, if the host is not as it was found any more (the reference's optimistic test).
+        Returns False, and takes nothing, if the host has changed since it was found (the reference's optimistic test).
         """
         with self._lock:
             if self._shown.get(host.id) is not host:
@@ -532,8 +543,8 @@ class HostCache:
             return True
 
     def settle(self, host_id: str, proc_id: str, *, committed: bool) -> None:
-        """Say what became of what was taken: if it was committed, it stays taken until a read shows it; if not, it is
-        idle again."""
+        """Note the outcome of a proc for which resources were taken. Once committed they stay taken until a read shows
+        it; otherwise they are idle again."""
         with self._lock:
             entry = self._entries.get(host_id)
             taken = None if entry is None else entry.taken.get(proc_id)
@@ -560,8 +571,8 @@ class HostCache:
             ]
 
     def census(self, facility_id: str, tags: Sequence[str], shard: str = "") -> Census:
-        """What there is in the shard for a need that found no host. Costs as much as there are kinds of hosts: ask once
-        per failed need and pass."""
+        """What hosts there are in the shard, for a need that found none. Costs as much as there are classes of hosts:
+        ask once for each failed need and pass."""
         with self._lock:
             groups = self._groups_with(facility_id, shard, tags)
             by_class: defaultdict[_HostClass, list[set[str]]] = defaultdict(list)
@@ -578,7 +589,8 @@ class HostCache:
     def _open(
         self, facility_id: str, shard: str, tags: Iterable[str], buckets: frozenset[int]
     ) -> tuple[_Part, dict[str, _Group]]:
-        """The part, anew if the shard has other buckets now, and its groups of these tags, made if they are absent."""
+        """The part of a facility's shard, and its groups of these tags. What is absent is made, and the part is made
+        anew if the shard has other buckets now."""
         with self._lock:
             now = self._clock()
             part = self._parts.get((facility_id, shard))
@@ -605,7 +617,7 @@ class HostCache:
         return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
 
     def _take_over(self, host: Host, read_at: float, *, running_read: bool) -> bool:
-        """A read that began at ``read_at`` found the host, and maybe what runs there; returns whether it changed."""
+        """Take over a host as a read that began at ``read_at`` found it; returns whether it changed."""
         entry = self._entries.get(host.id)
         if entry is None:
             if not any(self._groups_of(host)):
@@ -632,12 +644,13 @@ class HostCache:
         changed = bool(covered) or entry.read != host or host.id not in self._shown
         if changed:
             entry.read = host
-        # One that did not change stays the same object, from which plans may take, and joins groups that are new.
+        # A host that did not change stays the same object, from which plans may take, and joins groups that are new.
         self._show(_less(host, entry.taken) if changed else self._shown[host.id])
         return changed
 
     def _forget(self, host_id: str, read_at: float) -> None:
-        """A read that began at ``read_at`` did not find the host. Remembered, so that an older read cannot undo it."""
+        """Forget a host that a read which began at ``read_at`` did not find. The time is remembered, so that an older
+        read cannot bring the host back."""
         entry = self._entries.setdefault(host_id, _Entry(read_at))
         if read_at < entry.read_at:
             return
@@ -684,7 +697,7 @@ class HostCache:
     def _among(
         self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Resources, strategy: HostBookingStrategy
     ) -> list[Host]:
-        """Which of the hosts are in these indexes and have cores idle, in the order of the strategy."""
+        """Those of the hosts that are in these indexes and have the needed cores idle, in the order of the strategy."""
         ranked = []
         for host_id in host_ids:
             rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)
@@ -718,7 +731,7 @@ def _known(groups: Iterable[_Group], buckets: Iterable[int]) -> set[str]:
 
 
 def _less(host: Host, by_proc: Mapping[str, _Taken]) -> Host:
-    """The host without what was taken from it, with the layers for which that was."""
+    """The host without what was taken from it, and with the layers for which it was taken."""
     if not by_proc:
         return host
     cores = memory_kb = gpus = gpu_memory_kb = 0
