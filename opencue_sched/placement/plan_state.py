@@ -22,12 +22,11 @@ class Plan:
     procs: list[PlannedProc] = field(default_factory=list)
     verdicts: list[LayerVerdict] = field(default_factory=list)
     shortages: list[Shortage] = field(default_factory=list)
-    """What layers of the show wait for that the pass did not look at. The plan of the first cluster of a show has the
-    shortages of all its clusters."""
+    """What layers wait for that this pass did not look at. The first plan of a show has those of all its clusters."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """How many hosts each layer that got to try any was given, by layer id."""
+    """How many hosts each layer tried, by its id; layers that tried none are absent."""
     wasted_attempts: int = 0
-    """How many of these others took from meanwhile."""
+    """How many of these hosts another plan had taken from meanwhile."""
     cache_misses: int = 0
     """How many searches found no host."""
     full: bool = False
@@ -38,7 +37,7 @@ class Plan:
 
 @dataclass(slots=True)
 class LayerState:
-    """Frames of one layer that ask for the same memory: what they ask for, how far they are, why hosts said no."""
+    """How far a plan is with the frames of one layer that ask for the same memory."""
 
     show: ShowState
     listed: Waiting
@@ -49,6 +48,7 @@ class LayerState:
     layer: Layer
     search: Search
     waiting: int
+    """How many of these frames wait."""
     frames: deque[Frame]
     """The frames that were read and are not planned yet, in their order."""
     most: int
@@ -56,23 +56,31 @@ class LayerState:
     failed_on: set[str] = field(default_factory=set)
     """The names of the hosts that frames of it failed on lately."""
     open_allocs: frozenset[str] = frozenset()
+    """The allocations of which the show may take enough for one more frame."""
     placed: int = 0
+    """Frames that the plan has placed."""
     all_read: bool = False
     """Whether a read found no more of the layer's frames than those that were there."""
     wasted: int = 0
+    """Hosts that another plan had taken from meanwhile."""
     asked: bool = False
+    """Whether the last search came to a host with the need idle, or a limit of the layer has no seat left. Otherwise no
+    host has the need idle."""
     refused: Refusal | None = None
+    """Why the last host that the search came to refused the frame, or which limit has no seat left; None where hosts
+    lacked what the frame needs."""
     softly_refused: bool = False
+    """Whether a host refused a frame by a soft admission, which the second round of a plan leaves out."""
     second: bool = False
-    """Whether it had its part of the round, and goes on after all others of the show had theirs."""
+    """Whether its share of the round is used up: it goes on once all others of the show have had theirs."""
     reason: Refusal | None = None
-    """Why the round ended for it; None before that."""
+    """Why the round is over for these frames; None while it is not."""
 
 
 @dataclass(slots=True)
 class Reach:
-    """What a plan has found out about the hosts of some tags of a show's clusters: hosts only get fuller for all, but
-    which allocations are open is a show's own."""
+    """What a plan has found out about the hosts with some tags of a show's clusters. It stays true for the plan:
+    hosts only get fuller. Each show has its own, because its open allocations are its own."""
 
     tags: tuple[str, ...]
     closed: bool = False
@@ -83,30 +91,34 @@ class Reach:
 
 @dataclass(slots=True)
 class ShowState:
-    """One show in one facility, over all clusters that the pass has of it: who of it goes on next."""
+    """How far a plan is with one show in one facility, over all its clusters that the pass has; and what comes next."""
 
     work: Work
     plans: Mapping[Cluster, Plan]
     tags: frozenset[str]
     reaches: dict[frozenset[str], Reach] = field(default_factory=dict)
-    """What the plan found of the hosts of layers, by their tags: one where the clusters have the same of these."""
+    """What the plan found out about hosts, by the tags of layers. Sets of which the clusters have the same tags share
+    one."""
     states: dict[str, list[LayerState]] = field(default_factory=dict)
     """How far the plan is with each layer, by its id."""
     rest: Iterator[Waiting] | None = None
-    """What was not looked at yet, in the order of rank."""
+    """The layers that the plan has not looked at yet, in the order of rank."""
     by_rank: deque[LayerState] = field(default_factory=deque)
+    """Frames that go on next, in the order of rank."""
     later: deque[LayerState] = field(default_factory=deque)
+    """Frames that go on once all others have had their share of the round."""
     drawn: list[tuple[float, str]] | None = None
     """A heap of the jobs that may be drawn, by virtual time; None before the first draw of a round."""
     front: LayerState | None = None
     """Frames that go on now."""
     drawing: bool = False
-    """Whether they were drawn."""
+    """Whether the frames of ``front`` were drawn; otherwise they go on by rank."""
     booking_jobs: set[str] = field(default_factory=set)
+    """The ids of the jobs that have frames in the plan."""
     bounded: bool = False
     """Whether as many jobs have frames in the plan as may."""
     wanted: list[Waiting] = field(default_factory=list)
-    """The show stops at the first of these: their frames were not read yet."""
+    """Layers whose frames are to be read. The show stops at the first of them until they are."""
 
     @property
     def place(self) -> tuple[str, str]:

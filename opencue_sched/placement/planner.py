@@ -37,7 +37,8 @@ from opencue_sched.placement.shortages import shared_shortage, shortage
 
 ATTEMPTS_PER_LAYER = 10
 """Hosts that others took from meanwhile before a layer is given up for the pass (the reference's default)."""
-_PlaceOfShow = tuple[object, ...]
+_SearchPlace = tuple[object, ...]
+"""All that a search for a host depends on, but the amounts that are needed."""
 _FLOWING = Refusal(Verdict.FLOWING, "")
 _TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_GPUS)
 """What keeps a layer waiting until some host is free for it."""
@@ -56,15 +57,15 @@ def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Ca
 
 
 _PORTIONS_AHEAD = 100
-"""Portions that are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
+"""How many portions are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
 _LAYERS_AHEAD = 400
-"""Layers looked at for that, in the order of rank."""
-_CAPS_AHEAD = 400
-"""Layers whose caps are read at once, at most, when a plan has come to one of which nobody knows what is in use."""
-_NEEDS_TOLD = 16
-"""Needs of which it is told, for hosts of some tags, that no host has them idle, at most."""
+"""How many layers that come next by rank are looked at for portions to ask for."""
 _DRAWN_AHEAD = 8
-"""Jobs looked at for that, in the order of the draw."""
+"""How many jobs that come next by the draw are looked at for portions to ask for."""
+_CAPS_AHEAD = 400
+"""How many layers have the use of their caps read at once, at most, when a plan comes to one whose use is not known."""
+_NEEDS_TOLD = 16
+"""For hosts of the same tags, how many needs that none of them has idle are reported at most."""
 
 
 class Planner:
@@ -91,8 +92,9 @@ class Planner:
         self.booking_shows: set[str] = set()
         self.plans = {cluster: Plan() for work in snapshot.work for cluster in work.clusters}
         self._soft = True
+        """Whether soft admissions count: in the first round, not in the second."""
         self._used: set[str] = set()
-        """Hosts that the plan takes from."""
+        """Ids of the hosts that the plan takes from."""
         self._shows = [
             ShowState(work, self.plans, frozenset(tag for cluster in work.clusters for tag in cluster.tags))
             for work in snapshot.work
@@ -102,16 +104,20 @@ class Planner:
     def _forget_failures(self) -> None:
         for show in self._shows:
             show.reaches = {}
-        # A search that failed answers for every one of the same place that needs at least as much.
-        self._all_refused: defaultdict[_PlaceOfShow, list[Resources]] = defaultdict(list)
-        self._none_apart: defaultdict[_PlaceOfShow, list[Resources]] = defaultdict(list)
+        # A search that failed answers for every later search of the same place that needs at least as much.
+        self._all_refused: defaultdict[_SearchPlace, list[Resources]] = defaultdict(list)
+        """Needs for which hosts were found, and all of them refused."""
+        self._none_apart: defaultdict[_SearchPlace, list[Resources]] = defaultdict(list)
+        """Needs that no host takes but such as another plan of this process is booking."""
+        # What was found out once, for layers that ask the same.
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
         self._census: dict[tuple[str, tuple[str, ...]], Census] = {}
         self._able: dict[tuple[str, str, Search, frozenset[str]], int] = {}
+        """How many hosts could take a frame if nothing ran there."""
 
     def run(self) -> list[Waiting]:
-        """Place what can be placed. Returns layers at which the plan stopped, because their frames were not read: read
-        their portions and call it again."""
+        """Place what can be placed. Returns the layers at which the plan stopped because their frames were not read:
+        the caller reads their portions and calls again."""
         self._soft = True
         for show in self._shows:
             for waiting in show.wanted:
@@ -127,11 +133,11 @@ class Planner:
         self._round(self._shows)
         wanted = [waiting for show in self._shows for waiting in show.wanted]
         if not wanted:
-            # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it
-            # off.
+            # Second round: what is idle goes to any layer that can use it, also on hosts from which soft admissions
+            # kept the layer off.
             self._soft = False
             for show in self._shows:
-                # Also those of which nothing was read yet: they are read when this round finds a host.
+                # Also layers of which no frame was read yet: they are read when this round finds a host.
                 refused = (state for states in show.states.values() for state in states if state.softly_refused)
                 softly = [state for state in refused if state.frames or not state.all_read]
                 show.rest, show.by_rank = None, deque(softly)
@@ -147,8 +153,8 @@ class Planner:
         return [proc for plan in self.plans.values() for proc in plan.procs]
 
     def unknown_caps(self, *, ahead: bool = False) -> set[tuple[str, str]]:
-        """Folders and jobs (pairs of ids) of which nobody has read what is in use: those that the plan takes frames of,
-        and, if there are such, with ``ahead`` those that come next. None where all that are in the plan are known."""
+        """Pairs of a folder and a job (ids) of which nobody has read what is in use, out of those in the plan; empty
+        where the use of all in the plan is known. ``ahead``: otherwise also pairs that come next."""
 
         def is_known(job: Job) -> bool:
             return self.headroom.knows(job.folder_id) and self.headroom.knows(job.id)
@@ -160,8 +166,8 @@ class Planner:
         return unknown
 
     def learn(self, caps: Mapping[str, Caps]) -> list[PlannedProc]:
-        """Take over the caps and use of folders and jobs (ids) that the plan has reached; the procs, last of the plan
-        first, that do not fit them."""
+        """Take over the caps and use of folders and jobs (ids) that the plan has reached. Returns the procs that do not
+        fit under them, the last of the plan first."""
         for vertex_id, of_vertex in caps.items():
             self.headroom.learn(vertex_id, of_vertex)
         left = {vertex_id: self.headroom.left_under(vertex_id) for vertex_id in caps}
@@ -176,8 +182,8 @@ class Planner:
         return over
 
     def take_back(self, procs: Collection[PlannedProc], *, again: bool = False) -> None:
-        """These are not to be booked: their hosts and caps are free for others again. Their frames stay out of the
-        plan, unless they may be planned ``again``."""
+        """Take procs out of the plan: their hosts and caps are free for others again. Their frames stay out of it,
+        unless they may be planned ``again``."""
         gone = {proc.proc_id for proc in procs}
         for proc in procs:
             self.pool.settle(proc.host.id, proc.proc_id, committed=False)
@@ -209,7 +215,8 @@ class Planner:
         self._forget_failures()
 
     def judge(self) -> list[Plan]:
-        """The plans, with a verdict on each layer that was looked at, and on those that nobody looked at for long."""
+        """The plans, with a verdict on each layer that the plan looked at, and on layers that no plan has looked at for
+        long."""
         for show in self._shows:
             for waiting in show.work.to_judge():
                 if waiting.layer.id not in show.states:
@@ -223,10 +230,10 @@ class Planner:
         return list(self.plans.values())
 
     def _shared_shortages(self, show: ShowState) -> list[Shortage]:
-        """What the plan has found out about hosts of the show that none of its layers need be looked at again for."""
+        """What the show's hosts lack, so that layers which need as much are explained without looking at each."""
         cluster, shortages = show.work.clusters[0], []
         for reach in {reach.tags: reach for reach in show.reaches.values() if reach.tags}.values():
-            # The last needs are the smallest: those before failed, and did not answer for them.
+            # The last needs are the smallest: each was searched for although the needs before it had failed.
             last = reach.nothing_idle[-_NEEDS_TOLD:]
             smallest = (need for place, need in enumerate(last) if not any(map(need.covers, last[place + 1 :])))
             for need in smallest:
@@ -235,7 +242,7 @@ class Planner:
         return shortages
 
     def _why(self, state: LayerState) -> Refusal:
-        """Why a layer waits of which the plan has placed nothing."""
+        """Why a layer waits of which the plan has placed no frame."""
         if not state.search.tags:
             tags = " and ".join(sorted(state.layer.tags)) or "none"
             return Refusal(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
@@ -344,7 +351,7 @@ class Planner:
             if show.bounded and waiting.job.id not in show.booking_jobs:
                 self._leave_for_the_next_plan(show)
                 return []
-            # Where they were not read, they are when a host is found: for nothing where none is.
+            # Frames that were not read yet are read when a host is found: without one the read would be for nothing.
             states = self._states_of(show, waiting, show.work.portion(waiting.layer) or ())
         return [state for state in states if state.reason is None]
 
@@ -383,10 +390,8 @@ class Planner:
         return self._may_be_idle(show, waiting.place.tags, waiting.need)
 
     def _job_may_find_host(self, show: ShowState, job_id: str) -> bool:
-        """Whether no search of this plan has shown that there is no host for any layer of the job.
-
-        Judged by the least that its layers need.
-        """
+        """Whether no search of this plan has shown that there is no host for any layer of the job, as far as the least
+        that its layers need tells."""
         return any(self._may_be_idle(show, tags, need) for tags, need in show.work.least_of_job(job_id))
 
     def _may_be_idle(self, show: ShowState, tags: frozenset[str], need: Resources) -> bool:
@@ -430,7 +435,7 @@ class Planner:
             state.all_read = not state.frames
 
     def _reach(self, show: ShowState, tags: frozenset[str]) -> Reach:
-        """What is known of the hosts of those of the tags that the show's clusters have."""
+        """What the plan knows of the hosts with these tags, as far as the show's clusters have the tags."""
         reach = show.reaches.get(tags)
         if reach is None:
             reached = tuple(sorted(show.tags & tags))
@@ -483,11 +488,11 @@ class Planner:
         return self.policy.queue.max_jobs_per_cluster_pass * len(show.work.clusters)
 
     def _end_turn(self, show: ShowState, state: LayerState, reason: Refusal) -> None:
-        """The layer has its part of the round, or can have no more."""
+        """The layer has had its share of the round, or can have no more."""
         goes_on = self.policy.queue.whole_rounds and self.planned < self.policy.max_frames
         if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.waiting and not state.all_read:
-            # It has its part of the round; it goes on after every other layer of the show had its own. The rest is
-            # still the show's, before one that uses more of its size has anything.
+            # It goes on once every other layer of the show has had its share. What is left is still for this show,
+            # before a show that uses more of its size gets anything.
             state.most, state.second = state.waiting, True
             if show.by_rank and show.by_rank[0] is state:
                 show.by_rank.popleft()
@@ -554,7 +559,7 @@ class Planner:
         search, need = state.search, state.search.need
         reach = self._reach(state.show, state.layer.tags)
         whole = search.cores_min_centicores if search.cores_min_centicores <= 0 else 1
-        place_of_show = (
+        search_place = (
             *state.show.place,
             search.tags,
             search.os_name,
@@ -563,11 +568,11 @@ class Planner:
             search.cores_max_centicores,
             self.headroom.seat_limits(state.layer),
         )
-        # Only machines that hold a limit may be left, which says nothing of layers that are not under it.
+        # Under such a limit only machines that hold it are searched. That they refuse says nothing of other layers.
         no_seat = self.headroom.seats_taken(state.layer)
         state.asked, state.refused = no_seat is not None, no_seat
         state.plan.at_cap |= state.asked
-        all_refused, none_apart = self._all_refused[place_of_show], self._none_apart[place_of_show]
+        all_refused, none_apart = self._all_refused[search_place], self._none_apart[search_place]
         if reach.closed or any(map(need.covers, (*reach.nothing_idle, *all_refused))):
             return None
         for where in self.headroom.where_seats_serve(state.layer, need):
@@ -611,8 +616,8 @@ class Planner:
                 show.rest = None
 
     def _find(self, state: LayerState, where: Where, *, apart: bool) -> Host | None:
-        """The first host there that takes the layer's next frame. With ``apart`` none from which another plan of this
-        process takes: its commit would meet ours there, and wait."""
+        """The first host of ``where`` that takes the layer's next frame. ``apart``: leave out hosts from which another
+        plan of this process takes, because of its commit and ours one would wait for the other there."""
         queue, score = self.policy.queue, self.policy.score
         only, seat_score = where
         strategy = queue.host_booking_strategy_by_show.get(state.job.show_name, queue.host_booking_strategy)
@@ -736,7 +741,7 @@ class Planner:
         return True
 
     def _shortage(self, state: LayerState) -> Refusal:
-        """Why no host was found; that one drains for the layer says more than that the others are taken."""
+        """Why no host was found. Where a host drains for the layer this is said, rather than that others are taken."""
         reason = state.refused
         if reason is None:
             key = (*state.show.place, state.search, state.open_allocs)
@@ -762,7 +767,8 @@ class Planner:
         return self._census[asked]
 
     def _over_share(self, state: LayerState, reason: Refusal) -> Refusal:
-        """Whether hosts are busy because the show uses more than its size and one that uses less was served first."""
+        """``reason``, or OVER_SHARE where hosts are busy because the show uses more than its size and a show that uses
+        less of its own was served first."""
         own = self.shares.use(state.job.show_id)
         over = self.policy.queue.shares and (own.sizeless or own.of_size > 1)
         others = self.booking_shows - {state.job.show_id}
