@@ -41,7 +41,8 @@ class Cluster:
 
 
 def as_in_this_release(cluster: Cluster) -> Cluster:
-    """A cluster that another release may have made, whose tags are spelled there as hosts and layers spell them."""
+    """A cluster that another release may have made, with its tags normalised as in this one: an earlier release kept
+    the spelling of hosts and layers."""
     return replace(cluster, tags=tuple(sorted(set(map(normalise_tag, cluster.tags)))))
 
 

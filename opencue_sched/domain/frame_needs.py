@@ -31,10 +31,12 @@ VARIABLE_MODE_LEAST_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the arithmetic depends on: ``queue.memory_stranded_threshold`` in KB, and ``queue.selfish_services``."""
+    """What the arithmetic depends on besides layer and host."""
 
     memory_stranded_threshold_kb: int
+    """``queue.memory_stranded_threshold``: a frame that leaves no more memory idle takes all idle cores."""
     selfish_services: frozenset[str] = frozenset()
+    """``queue.selfish_services``: their frames take all idle cores."""
 
 
 class Dimension(StrEnum):
@@ -55,12 +57,12 @@ class Dimension(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """All that decides which hosts a layer can use, except caps and admissions."""
+    """All that decides which hosts a layer can use, but caps and admissions."""
 
     tags: tuple[str, ...]
     os_name: str | None
     need: Resources
-    """What every frame of the layer takes at least, whatever the host."""
+    """The least that every frame of the layer takes, whatever the host."""
     threadable: bool
     cores_min_centicores: int
     cores_max_centicores: int
@@ -72,15 +74,16 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Frames that wait, of layers that can use the same hosts of a facility, in allocations of which their show may
-    take more."""
+    """Frames that wait, of layers that can use the same hosts of a facility."""
 
     facility_id: str
     search: Search
     alloc_ids: frozenset[str]
+    """The allocations of which the frames' show may take more."""
     frames: int
     only: frozenset[str] | None = None
-    """The ids of the hosts that alone may take the frames: they hold the limits whose seats are all taken."""
+    """The ids of the only hosts that may take the frames, because they hold a limit whose seats are all taken; None
+    where no such limit is in the way."""
 
     def need_on(self, host: Host) -> Resources | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""

@@ -30,7 +30,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A host is reserved for a frame of a layer, and drains until it has idle what that needs. Cores, KB."""
+    """A host is reserved for a frame of a layer, and drains until so many cores, KB and GPUs are idle there."""
 
     layer_id: str
     job_id: str
@@ -40,7 +40,7 @@ class Reservation:
     until: float
     """The end of the reservation unless it is renewed, in epoch seconds of the database's clock."""
     free_at: float | None = None
-    """The time at which so much is expected to be idle, by the same clock; None where that cannot be known."""
+    """The time at which enough is expected to be idle, by the same clock; None where that cannot be known."""
     owner: str = ""
     """The layer's name for people."""
 
@@ -54,26 +54,27 @@ class Host:
     facility_id: str
     alloc_id: str
     tags: frozenset[str]
-    """Normalised: without spaces."""
+    """Its tags as they are compared (clusters.normalise_tag)."""
     os_names: tuple[str, ...]
-    """host_stat.str_os, split on commas."""
+    """``host_stat.str_os``, split on commas."""
     thread_mode: ThreadMode
     total_centicores: int
     idle_centicores: int
     total_memory_kb: int
     idle_memory_kb: int
-    """The lesser of what is unreserved and what the machine reports free."""
+    """The lesser of what no proc reserves and what the machine reports free."""
     total_gpus: int = 0
     idle_gpus: int = 0
     total_gpu_memory_kb: int = 0
     idle_gpu_memory_kb: int = 0
-    """Likewise."""
+    """The lesser of what no proc reserves and what the machine reports free."""
     running: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """How many frames of each layer run on it, by layer id; empty where no core is idle, because nothing could use the
-    host then. It may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS)."""
+    """How many frames of each layer run on it, by layer id. Empty where no core is idle, since nothing can be placed
+    there; may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS)."""
     recent: tuple[str, ...] = ()
-    """The ids of layers that ran on it last, the latest first."""
+    """The ids of layers that ran on it before, the latest first."""
     reservation: Reservation | None = None
+    """The wide frame for which it drains; None for most hosts."""
 
     @property
     def idle_cores(self) -> int:
@@ -102,10 +103,8 @@ class Host:
         return self.without(taken, running)
 
     def without(self, taken: Resources, running: Mapping[str, int]) -> Host:
-        """The same host with so much less idle, on which so many frames of each layer run.
-
-        Written out because a plan calls it for each frame: ``dataclasses.replace`` takes twice as long.
-        """
+        """The same host with ``taken`` less idle, and these frames of each layer ``running``. Written out: a plan calls
+        it for each frame, and ``dataclasses.replace`` takes twice as long."""
         return Host(
             self.id,
             self.name,

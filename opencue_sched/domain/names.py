@@ -13,12 +13,12 @@ NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
 
 
 def counted(number: float | None, noun: str, plural: str | None = None) -> str:
-    """``1 frame``, ``2 frames``."""
+    """A number with its noun: ``1 frame``, ``2 frames``. ``plural``: the plural that does not just end in s."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def near(word: str, words: Iterable[str]) -> str:
-    """``; did you mean x?`` for a mistyped word, or nothing."""
+    """``; did you mean x?`` for a mistyped word where one of ``words`` is like it, else an empty text."""
     close = difflib.get_close_matches(word[:64], list(words), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 
 
 def name_ranges(names: Iterable[str]) -> list[str]:
-    """Names in order; three or more whose numbers follow each other as ``r01 to r06``."""
+    """Names for people, in order. Three or more whose numbers follow each other are one text: ``r01 to r06``."""
     runs: list[list[str]] = []
     before: tuple[str, int, int] | None = None
     for name in sorted(set(names)):

@@ -44,13 +44,13 @@ class Draw(Protocol):
     """Whose turn it is in the drawn part of a show (placement/policies/order.py)."""
 
     def is_due(self, part: float) -> bool:
-        """Whether the next core is to be drawn, so that ``part`` of all are."""
+        """Whether the next core is to be drawn, so that ``part`` of all are (0.1: every tenth)."""
 
     def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
-        """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids."""
+        """The virtual time and the id of each job in ``priorities``, which has the jobs' priorities by their ids."""
 
     def served(self, job_id: str, cores: int, priority: int) -> float:
-        """The job starts so many cores because it was drawn; its virtual time from now on."""
+        """Note that a job starts so many cores because it was drawn; returns its virtual time from now on."""
 
     def count(self, cores: int, *, drawn: bool) -> None:
         """Count cores that the show starts."""
@@ -71,8 +71,8 @@ class Work(Protocol):
         """Its layers in the order in which they should be served."""
 
     def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
-        """The layers in that order, of jobs that ``may_start`` frames: it is asked, with the job's id, when the job's
-        first layer comes."""
+        """The layers in that order, without those of jobs for which ``may_start`` returns False. It is called with the
+        id of a job when the job's first layer comes."""
 
     def of_job(self, job_id: str) -> Iterable[Waiting]:
         """The layers of one of its jobs, in their order."""
@@ -96,10 +96,10 @@ class Work(Protocol):
         """The layer's first waiting frames, without those that are being booked; None where they were not read yet."""
 
     def has_portion(self, layer: Layer) -> bool:
-        """Whether ``portion`` has it."""
+        """Whether ``portion`` would return frames, and not None."""
 
     def to_judge(self) -> Iterable[Waiting]:
-        """Layers that nobody has looked at for long: the plan says of each why it waits."""
+        """Layers that no plan has looked at for long: this one says of each why it waits."""
 
 
 @dataclass(frozen=True, slots=True)

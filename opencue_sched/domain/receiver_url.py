@@ -16,15 +16,15 @@ class ReceiverUrl:
     """A receiver's URL in its parts."""
 
     address: str = field(repr=False)
-    """The URL without user and password; a secret all the same."""
+    """The URL without user and password. A secret all the same: tokens stand in it."""
     user: str | None = field(repr=False)
     password: str | None = field(repr=False)
     shown: str
-    """Scheme, host and port: all that logs and commands may show."""
+    """Scheme, host and port, for people."""
 
 
 def read_receiver_url(url: str) -> ReceiverUrl:
-    """Raises InvalidInput, which quotes nothing of the URL."""
+    """Read a receiver's URL. Raises InvalidInput, which quotes nothing of the URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

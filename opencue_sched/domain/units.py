@@ -20,7 +20,7 @@ MOST_KB = 2**50
 
 
 def centicores_of(cores: float) -> int:
-    """Cores as people write them, which may have a fraction, in centicores. Raises InvalidInput for what is no such."""
+    """Cores as people write them, maybe with a fraction, in centicores. Raises InvalidInput for any other number."""
     if not abs(cores) <= INT_MAX / CENTICORES_PER_CORE:  # nor is NaN
         raise InvalidInput(f"{cores} is not a number of cores")
     if cores != 0 and round(cores * CENTICORES_PER_CORE) == 0:
@@ -61,7 +61,7 @@ def memory_text(kilobytes: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """``45s``, ``12m``, ``3h 20m``, ``2d 4h``: how people are told of all durations."""
+    """A duration as every output for people has it: ``45s``, ``12m``, ``3h 20m``, ``2d 4h``."""
     if seconds < 100:
         return f"{max(0, int(seconds))}s"
     hours, minutes = divmod(int(seconds) // 60, 60)
