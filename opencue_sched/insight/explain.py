@@ -54,18 +54,20 @@ from opencue_sched.store.shows import list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
+"""Age of a verdict from which is said, too, that no pass has looked at the layer since."""
 _DEATHS = 3
-"""Ways in which frames died that are told of each layer, unless every reason is told."""
+"""In how many ways frames died that are named for each layer, unless every reason is."""
 _COMMENTS = 3
-"""Comments of a job that are told, the newest first."""
+"""How many comments of a job are shown, the newest."""
 SEATS = "seats"
-"""Code of what machines do that hold a limit which lets no others start a frame."""
+"""Code of the reason that says what the machines still start which hold a limit without seats."""
+# The states of a layer's frames that are counted, by the columns of store.jobs.layers_of.
 _STATES = ("waiting", "running", "depend", "dead", "done")
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """One reason for which the frames of a layer wait."""
+    """One reason why frames wait."""
 
     code: str
     text: str
@@ -83,7 +85,7 @@ class SilentHost:
     frames: tuple[str, ...]
     """The names of the job's frames there."""
     becomes: str
-    """The moment at which the frames are given up, in words."""
+    """When these frames are given up, in words."""
 
     @property
     def words(self) -> str:
@@ -95,24 +97,25 @@ class SilentHost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why the frames of a job wait. ``dataclasses.asdict`` gives JSON."""
+    """Why a job waits: its layers, and the hosts that stand in its way. ``dataclasses.asdict`` gives JSON."""
 
     job: str
-    """The job's name."""
+    """The name of the job."""
     id: str
     state: str
     rank: Mapping[str, Any] | None
-    """The job's place among the jobs of its show (``store.insight.rank``), with ``drawn``, the part of the show's cores
-    that is drawn instead, and ``chance``, the job's part of that. None for a job that passes do not look for."""
+    """What ``store.insight.rank`` says about the job; and ``drawn``: the part of the show's cores that goes by a draw
+    instead of by rank, of which ``chance`` is the job's part. None for a job that passes do not look for."""
     silent_hosts: tuple[SilentHost, ...]
-    """Hosts that stopped reporting while frames of the job run there."""
+    """The hosts that stopped reporting while frames of the job run there."""
     unreached_hosts: tuple[str, ...]
-    """A sentence on each host that matters to the job and reports, but whose RQD does not answer a worker."""
+    """A sentence on each host with the job's tags, or frames, that reports but whose RQD does not answer a worker."""
     breaking_hosts: tuple[str, ...]
-    """A sentence on each host with its tags that may break frames."""
+    """A sentence on each host with the job's tags that may break frames."""
     layers: tuple[Mapping[str, Any], ...]
-    """What is said of each layer: its name, its ``frames`` and how many are in which state, the ``reasons`` for which
-    they wait, the one that explains most first, and of what dead frames died (``deaths``), where that was asked for."""
+    """Of each layer its name and id, how many frames it has (``frames``) and how many are in each state, the
+    ``reasons`` for which they wait, the one that explains most first, and how dead frames died (``deaths``), if the
+    caller has asked for that."""
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 
@@ -251,11 +254,11 @@ def passes_over(client: redis.Redis, settings: Settings, job_id: str, show_id: s
 def _in_order(
     found: list[WaitReason], behind: list[WaitReason], verdict: RecordedVerdict | None, now: float
 ) -> list[WaitReason]:
-    """What decides; where nothing does, what comes first, and what the last pass said."""
+    """The reasons in the order to show: those that decide, or ``behind`` and what the last pass said where none does;
+    then the others."""
     deciding = [reason for reason in found if reason.decides]
-    deciding.sort(
-        key=lambda reason: reason.code in _USED_UP
-    )  # a frame that no host takes waits beyond a cap's next release
+    # Reasons that end by themselves come last: a frame that no host takes still waits when a cap has room again.
+    deciding.sort(key=lambda reason: reason.code in _USED_UP)
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
@@ -292,8 +295,8 @@ _USED_UP = frozenset({Verdict.OVER_SUBSCRIPTION, Verdict.OVER_JOB, Verdict.OVER_
 def unserved(
     connection: Connection, job_id: str, settings: Settings, layer_ids: Collection[str] | None = None
 ) -> list[str]:
-    """Sentences on what nothing on the farm could serve now of a job, or of some of its layers, however idle it were;
-    and on services nobody knows. At most six statements."""
+    """Sentences about layers of a job that no host of the farm could serve now, however idle it were, and about
+    services that do not exist. ``layer_ids``: look at these layers only. At most six statements."""
     job = jobs.job_of(connection, job_id)
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
     layers = [row for row in jobs.layers_of(connection, job_id) if layer_ids is None or row.id in layer_ids]
@@ -416,8 +419,8 @@ def _of_limits(
     hosts: Sequence[Row[Any]],
     settings: Settings,
 ) -> Iterator[WaitReason]:
-    """What limits say of which nothing is left; of one that counts machines on another line, what goes on all the
-    same."""
+    """Reasons for ``limits``, which have nothing left. Where one counts machines, a second reason says which frames
+    start all the same."""
     for limit in limits:
         holders = list_holders(connection, limit_ids=[limit.id]) if limit.counts_machines else ()
         tags = frozenset(map(normalise_tag, spelled_tags(layer.tags)))
@@ -440,7 +443,8 @@ def _of_hosts(
     subscriptions: Sequence[Row[Any]],
     settings: Settings,
 ) -> Iterator[WaitReason]:
-    """Whether there is any host the layer could go to: the first of these questions that leaves none over."""
+    """Why no host can take the layer: the first condition that leaves no host. Where hosts are left, what else of them
+    may be in the way."""
     spelled = spelled_tags(layer.tags)
     tags = frozenset(spelled)
     ignored = tags & set(map(normalise_tag, settings.scheduler.ignore_tags))
@@ -478,7 +482,7 @@ def _of_hosts(
 
 
 def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
-    """Tells on which hosts cores are locked: such cores are idle, and get no frames."""
+    """On which hosts cores are locked: such cores are idle and get no frames."""
     locked = [host for host in hosts if host.locked_centicores > 0]
     if locked:
         cores = sum(host.locked_centicores for host in locked) / CENTICORES_PER_CORE
@@ -492,7 +496,7 @@ _SIZE = attrgetter("centicores", "locked_centicores", "memory_kb", "gpus", "gpu_
 
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
-    """The reason that no host could take a frame of the layer even when idle: what the nearest host lacks."""
+    """What the nearest host lacks, where none of the hosts could take a frame even with nothing on it."""
     one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("host"), reverse=True)}
     lacks = {host.host: _lacks(layer, host) for host in one_of_each_size.values()}
     if all(lacks.values()):
@@ -503,7 +507,7 @@ def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> 
 
 
 def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
-    """What a host has too little of for one frame even when idle: the share of it that is missing, and words."""
+    """What a host has too little of for one frame even when idle: the missing share of each amount, and words."""
     mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
     centicores = max(0, row.centicores - row.locked_centicores)
     size = (centicores, centicores, row.memory_kb, row.memory_kb)
@@ -547,7 +551,7 @@ def unavailable(host: Row[Any], staleness: float) -> str:
 def _behind(
     layer: jobs.LayerView, layers: Sequence[jobs.LayerView], rank: Mapping[str, Any] | None
 ) -> Iterator[WaitReason]:
-    """The place in its show's order of a layer that no pass has come to lately, where others come first."""
+    """Who comes before a layer in its show's order, for a layer that no pass has come to lately."""
     if rank is None:
         return
     own = [other for other in layers if other.waiting]
@@ -587,7 +591,7 @@ def _as_another(
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     now: float,
 ) -> Iterator[WaitReason]:
-    """What a layer waits for that no pass has come to lately: what one of its job does that needs the same."""
+    """The last verdict on another layer of the job that needs the same, for a layer that no pass has come to lately."""
     for other in layers:
         said = most_telling(verdicts.get(other.id, ()))
         if (
@@ -616,7 +620,7 @@ def _of_memory(layer: jobs.LayerView) -> Iterator[WaitReason]:
 
 
 def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortages], now: float) -> Iterator[WaitReason]:
-    """What a layer waits for that no pass has come to lately: what the last one found no host of its tags to have."""
+    """The last shortage that covers what the layer needs, for a layer that no pass has come to lately."""
     search = _search_of(layer)
     need = replace(search.need, cores=fewest_cores_anywhere(search))
     tags = normalise_tags(layer.tags)
@@ -631,7 +635,7 @@ def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortage
 
 
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
-    """What becomes of the frames that do not wait for a host."""
+    """What is to say about frames that do not wait for a host: they wait for others, are dead, run, or are done."""
     if layer.depend:
         own = (depend for depend in depends if depend.er_layer in (layer.name, None))
         on = list(dict.fromkeys(describe_depend(depend, job_name) for depend in own))
