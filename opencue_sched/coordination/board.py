@@ -40,11 +40,12 @@ class JobPriority(StrEnum):
 NEVER = math.inf
 """A claim that does not end by itself."""
 ERROR_CHARACTERS = 4000
-"""How much of an error's text a job keeps, its end."""
+"""How much of an error's text a job keeps: so many characters at its end."""
 PAGE = 100
-"""Jobs read in one call of a listing."""
+"""How many jobs one call of a listing reads."""
 RESEND_SECONDS = 0.8
-"""The time after which a message that no claim has answered counts as lost."""
+"""A message that no claim has answered so long after it was sent counts as lost."""
+# The words of lua/board_end.lua, lua/board_update.lua and lua/board_page.lua, which say what each does.
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]
@@ -112,8 +113,11 @@ class BoardScripts:
     def claim_job(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None
     ) -> list[Any]:
-        """Claim one job, or the next of an empty ``uuid``: the answer of lua/board_claim.lua. ``again`` is the life
-        that a claim of the same owner gets instead of being made anew."""
+        """Claim a job, or with an empty ``uuid`` the next one; returns the answer of lua/board_claim.lua.
+
+        ``life``: of the claim, in seconds. ``ticket``: of the message that the claim answers. ``again``: a claim that
+        the owner has already is not made anew, and gets this life.
+        """
         answered = "" if ticket is None else ticket
         anew = "" if again is None else life_ms(again)
         return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token, self.keys.call(token)))
@@ -121,13 +125,13 @@ class BoardScripts:
     def end_call(
         self, held: Held, how: End, *, delay_seconds: float = 0.0, wake: int = 0, reason: str = "", error: str = ""
     ) -> Sequence[str | int | float]:
-        """The arguments with which board_end ends the claim ``held``, and a token of this call. lua/board_end.lua says
-        what each end means, and what it answers."""
+        """The arguments with which board_end ends the claim ``held``, among them a token of this call.
+        lua/board_end.lua says what each end means, and what it answers."""
         more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(uuid4().hex))
         return (*held, how, *more, resend_ms())
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
-        """What an operator does to a job, also to a claimed one: the answer of lua/board_update.lua."""
+        """Do to a job what an operator wants, also to a claimed one; returns the answer of lua/board_update.lua."""
         return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(uuid4().hex)))
 
     def job(self, uuid: str) -> Listing | None:

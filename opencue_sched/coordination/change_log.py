@@ -20,8 +20,8 @@ _Entry = tuple[str, dict[str, str]]
 class ChangeLog:
     """Reads and writes a Redis stream of ids of rows that changed.
 
-    Who changed them appends their ids, or who found them changed; every worker reads what is new and reads just those
-    rows again. So what all workers keep in memory is right again at once, without waiting until each has read
+    A process that changed rows, or found them changed, appends their ids; every worker reads the new entries, and then
+    just those rows. So what all workers keep in memory is right again at once, without waiting until each has read
     everything. The log is a hint, never a truth: when it cannot answer, the caller reads everything. Holds no state:
     readers keep their own cursor.
     """

@@ -66,7 +66,7 @@ NO_CLAIM = -2.0
 
 
 class JobState(StrEnum):
-    """Derived from where the job is. A job not yet due is UNCLAIMED."""
+    """The state of a job, as it follows from where the job is. A job that is not due yet is UNCLAIMED."""
 
     UNCLAIMED = "UNCLAIMED"
     CLAIMED = "CLAIMED"
@@ -255,7 +255,7 @@ class JobIterator(Iterator[Job]):
 
 
 def _check_owner(who: str) -> None:
-    """Raises TypeError or ValueError for what names nobody."""
+    """Raises TypeError for an owner that is no string, ValueError for an empty one."""
     if not isinstance(who, str):
         raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
     if not who:
@@ -263,7 +263,7 @@ def _check_owner(who: str) -> None:
 
 
 def _check_expiry(expiry: float) -> float:
-    """Raises ValueError for a life that is none."""
+    """Raises ValueError unless a claim's life is above 0 seconds."""
     if not expiry > 0:
         raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
     return expiry
@@ -613,7 +613,8 @@ def open_redis_board(
 
 
 def _client(conf: _Configuration) -> redis.Redis:
-    """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
+    """The client that a configuration asks for. What its URL says wins over the rest, and on TLS only the URL's scheme
+    decides."""
     tls = conf.url.startswith("rediss:") if conf.url else conf.ssl
     of_board = {"board", "url", "namespace", "claim_ttl", "clustered", "ssl"}
     of_sentinel = {"sentinel", "sentinel_fallbacks", "sentinel_kwargs"}

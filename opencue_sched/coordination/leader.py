@@ -89,12 +89,18 @@ class LeaderGate:
         self._fence: int | None = None
         self._last_fence = 0
         self._has_lease = False
+        # Times by ``clock``: the last renewal that succeeded began, the next call of the stores is due, a conservative
+        # hand-over ends.
         self._confirmed = self._next_try = self._quiet_until = -math.inf
         self.last_ticks: dict[str, int] = {}
         """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
         self._fired_at = -math.inf
+        """The time at which any beat last fired a tick, as this process knows."""
         self._last_fired: int | None = None
+        """The last tick fired that the record named."""
         self._elsewhere: tuple[float, float] | None = None
+        """The times at which the record of a leader of another Redis was first and last found fresh, one look after the
+        other; None when the last look found none."""
         self.trouble: RedisError | SQLAlchemyError | None = None
         """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
 

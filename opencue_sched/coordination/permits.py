@@ -1,7 +1,7 @@
 """Permits of frames: no two processes plan the same frame (distributed scheduler reference, "Layer Permit").
 
-The reference keeps a whole layer for one scheduler until a time-out. Its purpose is kept, and what is finer serves the
-first layer of an order with any number of planners.
+The reference keeps a whole layer for one scheduler until a time-out. Permits of single frames have the same purpose,
+and let any number of planners serve the first layer of an order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from opencue_sched.coordination.board import life_ms
 from opencue_sched.coordination.keys import frame_permit
 
 PERMITS_PER_CALL = 250
-"""How many permits one call asks for at most.
-
-So many take Redis a third of a millisecond, for which all other clients wait."""
+"""How many permits one call asks for. It takes Redis a third of a millisecond, for which all other clients wait."""
 PlannedFrame = tuple[str, int | None]
 """The id of a frame and the version that it was read with."""
 
@@ -27,8 +25,8 @@ class FramePermits:
     """Permits of frames in one namespace, from plan to commit. They save work lost to races between processes that
     plan from the same backlog, and decide nothing: the commit does.
 
-    A permit is of a frame's id and version, so one that is retried meanwhile has another, and what was committed need
-    not be given back. A process that dies keeps a frame for as long as it had asked for.
+    A permit is for a frame's id and version. A frame that is retried has another version, so the permit of a committed
+    frame need not be given back. A process that dies keeps a frame for as long as it had asked for.
     """
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
@@ -36,8 +34,8 @@ class FramePermits:
         self._namespace = namespace
 
     def take(self, frames: Sequence[PlannedFrame], owner: str, *, seconds: float) -> frozenset[str]:
-        """The ids of the frames that are the owner's for ``seconds`` from now, also of those that were before. One
-        round trip."""
+        """Take permits for ``seconds`` from now. Returns the ids of the frames that the owner has them of, also those
+        that the owner had before. One round trip."""
         answers = self._call("permits_take", frames, owner, life_ms(seconds))
         granted = (flag for chunk in answers for flag in chunk)
         return frozenset(frame_id for (frame_id, _), flag in zip(frames, granted, strict=True) if flag)

@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 
 ENQUEUED_PER_CALL = 50
 CLAIMED_TOGETHER = 200
-"""How many postings one claim takes along at most, which takes Redis about two milliseconds."""
+"""How many postings one claim takes along at most: so many take Redis about two milliseconds."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
-"""What the error came from that failed a pass."""
+"""Where the error came from by which a pass failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +107,22 @@ class SkippedCluster:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused:
-    """Why a posting was not claimed."""
+    """A posting was not claimed."""
 
     reason: str
-    """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: a pass of this
-    worker hangs in PostgreSQL, which does not answer."""
+    """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: PostgreSQL does not
+    answer, and a pass of this worker hangs there."""
     owner: str = ""
-    """The name of the worker that has claimed it, for ``held``."""
+    """Who has the claim of a posting that is ``held``."""
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
-    """The postings to send a message for, out of those that are due, in the order in which they got their tickets.
+    """The postings for which to send a message. ``due``: all that are due, in the order of their tickets.
 
-    One message a shard is enough, for the claim that answers it takes the shard's other postings along (claim_with):
-    it is sent for the last posting, and for one of every CLAIMED_TOGETHER before that. The last, because a claim that
-    was made in between has all before it. A posting that was not taken along is due again after RESEND_SECONDS.
+    One message for each shard is enough, because the claim that answers it takes the shard's other postings along
+    (claim_with). It is sent for the last posting: a claim made meanwhile has all postings before. With more than
+    CLAIMED_TOGETHER postings, one of each so many gets a message, counted from the last. A posting that no claim takes
+    along is due again after RESEND_SECONDS.
     """
     by_shard: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
     for posting in due:
@@ -221,12 +222,12 @@ class ClusterPostings(BoardScripts):
         return {uuid: (key, _present_key(key, text)) for (key, uuid), text in zip(posted.items(), answers, strict=True)}
 
     def keep_trashed(self, clusters: Iterable[Cluster], *, fence: Fence | None = None) -> None:
-        """Put into the trash every other posting of a cluster that has one posting there.
+        """Where one posting of a cluster is in the trash, put the cluster's other postings there, too: those for other
+        shards, and those that another release made under another key. They get the same reason and time, so that all
+        leave the trash together.
 
-        These are its postings in other shards, and those under a key that another release has for it. They get the same
-        reason and the same time, so that all leave the trash together. ``clusters`` are all clusters there are: one in
-        the trash gets its missing postings here, before an enqueue() makes them to be worked on. Raises FencedOff as
-        enqueue() does.
+        ``clusters`` are all clusters that there are. Those in the trash get their postings here: an enqueue() alone
+        would have them worked on. Raises FencedOff as enqueue() does.
         """
         trashed: dict[str, dict[str, str]] = {}
         for listing in self.listings("trash"):
@@ -279,7 +280,7 @@ class ClusterPostings(BoardScripts):
         """Claim the other postings of the claim's shard that are ready now, or sleep because they found no place; at
         most CLAIMED_TOGETHER. One round trip.
 
-        Like claim() in everything else: each has a fence of its own, and what was sent for it is answered.
+        Each claim is as one of claim(): it has a fence of its own, and answers the message that was sent for it.
         """
         token = uuid4().hex
         of, how = (claim.uuid, claim.token, claim.cluster.shard), (owner, life_ms(ttl_seconds), token)
@@ -366,7 +367,7 @@ def _skipped(fields: dict[str, str]) -> SkippedCluster:
 
 @dataclass(slots=True)
 class _Renewed:
-    """Two times of a claim that is renewed, by the boot clock."""
+    """When a claim was renewed and when its work last did a step, by the boot clock."""
 
     renewed_at: float
     """The time at which Redis last prolonged the claim."""
@@ -435,7 +436,7 @@ class ClaimRenewer(PeriodicThread):
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
         now = boot_clock()
         with self._lock:
-            # This thread sees only that Redis answers: what hangs must not be renewed for ever.
+            # This thread sees only that Redis answers: a claim whose work hangs must not be renewed for ever.
             for claim, renewed in list(self._held.items()):
                 silent = now - renewed.stepped_at
                 if silent > self._patience:
@@ -459,7 +460,7 @@ CLAIM_SECONDS = 3.0
 """Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
 two renewals may fail."""
 LOOK_SECONDS = CLAIM_SECONDS / 3
-"""The time between two looks for due postings. A claim that is made after a look must not end before the next one."""
+"""Time between two looks for due postings. A claim that is made after a look must not end before the next one."""
 SHORT_SECONDS = 2.0
 """The longest sleep of a posting whose end gets a look of its own; the end of a longer one is left to the periodic
 looks."""
@@ -500,5 +501,5 @@ class DueThread(PeriodicThread):
 
 
 def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:
-    """The postings of the clusters of one's own facility scope."""
+    """The board of clusters of this process's facility scope."""
     return ClusterPostings(client, cluster_board(settings.coordination.namespace, settings.scheduler.facility))

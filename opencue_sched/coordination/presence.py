@@ -33,9 +33,9 @@ log = structlog.get_logger(__name__)
 TTL_SECONDS = 15.0
 """Life of a record after its last refresh: an instance that died counts as gone after so long."""
 REFRESH_SECONDS = 4.0
-"""The time between two refreshes of a record; three may fail before it expires."""
+"""Time between two refreshes of a record; three may fail before it expires."""
 _POLL_SECONDS = 0.25
-"""The time between two looks whether a name that was taken is free."""
+"""Time between two looks whether a name that was taken is free."""
 BEAT_TYPE = "beat"
 
 
@@ -61,21 +61,24 @@ class Actor:
     pid: int = 0
     hostname: str = ""
     machine: str = ""
-    """Tells processes of one process table from all others."""
+    """Names the process table that ``pid`` belongs to: host, boot and pid namespace."""
     started_at: FiniteFloat = 0.0
     last_heartbeat: FiniteFloat = 0.0
     version: str = ""
     capabilities: tuple[str, ...] = ()
     """The names of the queues that a worker consumes."""
     in_flight: int = 0
+    """How many tasks it has in hand."""
     capacity: int = 0
+    """How many tasks it can have in hand at once."""
     state: str = "working"
+    """A WorkerState."""
     work: tuple[str, ...] = ()
-    """Names of what it has in hand."""
+    """The names of the tasks that it has in hand."""
     unreached: tuple[tuple[str, str], ...] = ()
     """Hosts whose RQDs do not answer it, each with words."""
     more_unreached: int = 0
-    """How many such hosts there are beside ``unreached``."""
+    """How many more hosts do not answer it, beside those in ``unreached``."""
     backlog_age_seconds: FiniteFloat = 0.0
     """How long ago it compared what it keeps of waiting work with the database."""
     deaf: bool = False
@@ -189,7 +192,7 @@ class Members:
     """The presence keys of instances that were seen lately and are gone."""
 
     def of(self, type_: str) -> list[Actor]:
-        """The living of one type."""
+        """The records of live instances of one type."""
         return [actor for actor in self.alive if actor.type == type_]
 
 

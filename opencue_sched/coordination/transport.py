@@ -48,8 +48,11 @@ MISSHAPEN = (Empty, KombuError, ValueError, LookupError, TypeError, AttributeErr
 
 
 def note_unreadable(what: str, kind: str, **details: str) -> None:
-    """Count a message that cannot be read and is dropped. The first of each kind (of ``what`` it was to be, and what is
-    wrong) is logged with ``details``, cut to 200 characters each; what follows is only counted."""
+    """Count a message that cannot be read and is dropped. ``what``: what it was to be; ``kind``: what is wrong with it.
+
+    The first of the same ``what`` and ``kind`` is logged with ``details``, each cut to 200 characters; the following
+    ones are only counted.
+    """
     messages_unreadable.inc()
     if (what, kind) not in _logged:
         _logged.add((what, kind))
@@ -84,7 +87,7 @@ class _Script(Script):
 
 
 class _CheckingClient(redis.Redis):
-    """Gives the transport what can be read, and else an empty answer, as that of a queue on which nothing waits."""
+    """Gives the transport the messages that can be read, and in place of any other the answer of an empty queue."""
 
     heard_by = 1
     """How many subscribers heard the last broadcast of this client."""
@@ -177,8 +180,8 @@ class _Guarded:
             call_script(client, "queue_put", keys, [dumps(message), series, tick])
 
     def _receive_one(self, subscribed: Any) -> Any:
-        """Drop a broadcast that is none, or one of a program of others in a format that is not read here. What came
-        with it is read at once all the same."""
+        """Read a broadcast, or drop one that cannot be read, such as another program's. What came with it is read at
+        once all the same."""
         try:
             return super()._receive_one(subscribed)  # type: ignore[misc]
         except MISSHAPEN as error:
@@ -201,12 +204,13 @@ class SentinelChannel(_Guarded, kombu_redis.SentinelChannel):
 
 
 class SentinelTransport(kombu_redis.SentinelTransport):
-    """kombu's transport by way of Redis Sentinels with guarded channels; see guard_transports."""
+    """kombu's transport by way of Sentinels, with guarded channels."""
 
     Channel = SentinelChannel
 
 
 QUEUE_AGE_SECONDS = 5.0
+"""After so long a queue that was passed over is asked first."""
 
 
 class AgedOrder:
@@ -262,12 +266,14 @@ def _is_true_of_our_broker(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """What Celery is told of its broker. None of it is logged: it may contain a password."""
+    """The broker as Celery's settings name it."""
 
     url: str = field(repr=False)
+    """``broker_url``. It may contain a password: never log it."""
     options: dict[str, object] = field(default_factory=dict, repr=False)
+    """``broker_transport_options``."""
     use_ssl: dict[str, str | bool] | None = field(default=None, repr=False)
-    """Celery's ``broker_use_ssl``; None without TLS."""
+    """``broker_use_ssl``; None without TLS."""
 
 
 def broker_settings(url: str) -> BrokerSettings:

@@ -81,8 +81,8 @@ class VirtualTimes:
         return part > 0 and self._drawn_cores + 1 <= part * (self._cores + 1)
 
     def times(self, priorities: Mapping[str, int]) -> list[tuple[float, str]]:
-        """The virtual times of jobs, by the ids of which ``priorities`` has their priority, with these ids. One that
-        comes, or comes back, begins up to one turn after the show's time: nobody saves credit."""
+        """The virtual time and the id of each job in ``priorities``, which has the jobs' priorities by their ids. A job
+        that comes, or comes back, begins up to one turn after the show's time: none saves credit."""
         times = []
         for job_id, priority in priorities.items():
             at = self._times.get(job_id)
@@ -102,7 +102,7 @@ class VirtualTimes:
                 self.left(job_id)
 
     def served(self, job_id: str, cores: int, priority: int) -> float:
-        """The job starts so many cores because it was drawn; its virtual time from now on."""
+        """Note that a job starts so many cores because it was drawn; returns its virtual time from now on."""
         at = self._times.get(job_id, self._now)
         self._now = max(self._now, at)
         self._times[job_id] = after = at + cores / max(priority, 1)
