@@ -85,8 +85,8 @@ _LOCK_FRAMES = f"""
     ) of_layer ON of_layer.pk_layer = planned.pk_layer
 """  # noqa: S608 - only our own constants
 
-# Two statements in one message: the second sees the holds that were granted before the first had its locks, and nobody
-# grants another while these are held (store/reservations.py).
+# Two statements in one message: the second sees the reservations that were granted before the first had its locks, and
+# no host is reserved anew while its row is locked (store/reservations.py).
 _LOCK_THESE = """
     SELECT set_config('opencue_sched.locked_hosts', CAST(coalesce(array_agg(locked.pk_host), '{{}}') AS text), true)
     FROM (
@@ -156,12 +156,11 @@ COUNTERS_OF_LAYERS = (
     "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:layers AS varchar[])) "
     "ORDER BY pk_layer FOR NO KEY UPDATE"
 )
-"""Locks layer_stat rows in the order in which every transaction does."""
+"""Locks rows of layer_stat, in the order in which every transaction locks them."""
 COUNTERS_OF_JOBS = (
     "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
-"""Locks job_stat rows in the order in which every transaction does: after those of layers."""
-# Lock the counters of these layers, then of these jobs; wait for them.
+"""Locks rows of job_stat, in the order in which every transaction locks them: after those of layer_stat."""
 _LOCK_STATS = prepared(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
 # Lock those of the same counters that nobody has locked, and say which.
 _LOCK_FREE_STATS = prepared(
@@ -211,8 +210,8 @@ _RUNNING = f"""
 # Lock the counters and start frames: Cuebot's triggers count and record them.
 _START_FRAMES = prepared("; ".join((COUNTERS_OF_LAYERS, COUNTERS_OF_JOBS, _RUNNING)))
 
-# The same where Cuebot's triggers leave the counters and the history of these frames to us (set_based_frames.py). All
-# of it is one message; what it writes for all frames at once it writes only where both triggers left out every frame.
+# Starts frames where Cuebot's triggers leave their counters and history to us (set_based_frames.py). All of it is one
+# message. It writes counters and history only where both triggers left out every frame.
 _MARK = f"""
     SELECT set_config('{UNCOUNTED}', '0', true), set_config('{UNRECORDED}', '0', true),
            set_config('{MARKER}', CAST(pg_current_xact_id() AS text), true)
@@ -310,12 +309,12 @@ def set_timeouts(connection: Connection, *, statement: float, lock: float, idle:
 def lock_frames(
     connection: Connection, procs: Sequence[PlannedProc], columns: SchemaFacts
 ) -> tuple[dict[str, int], dict[str, Row[Any]]]:
-    """Lock those frames that may still be started: waiting, unchanged, ownerless, of a job and show that may run. One
-    that is locked already is not waited for.
+    """Lock those frames that may still be started: waiting, unchanged, without a proc, of a job and show that may run.
+    A frame that another transaction has locked is left out. One message.
 
-    The frames locked, by id, with the memory (KB) each asks for now; and of all layers, by id, what a plan rests on as
-    it is now: the columns of layer and job, whether the job is ``quarantined``, and the ids of its limits, of all that
-    it names (``named_limit_ids``) and of those that there are (``limit_ids``). In one message.
+    Returns the memory (KB) that each locked frame asks for now, by frame id; and of each layer, by id, what a plan
+    rests on as it is now: the columns of layer and job, whether the job is ``quarantined``, and the ids of the layer's
+    limits: all that it names (``named_limit_ids``) and those that exist (``limit_ids``).
     """
     parameters = {
         "layers": texts({proc.layer.id for proc in procs}),
@@ -329,31 +328,32 @@ def lock_frames(
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_seconds: float) -> dict[str, Row[Any]]:
-    """Lock hosts, by id, in key order, as who ends frames does, in one message.
+    """Lock hosts in key order, as transactions that end frames do. One message. Returns their rows, by id.
 
-    Of each: whether it is ``up`` (UP and OPEN) and in which ``alloc_id``; what is idle (``centicores``, ``memory_kb``,
-    ``gpus``, ``gpu_memory_kb``); for whom it drains (``reservations.reservation_of``), until this transaction ends;
-    and the database's clock (``now``, epoch seconds).
+    A row says whether the host is ``up`` (UP and OPEN), its ``alloc_id``, what is idle (``centicores``, ``memory_kb``,
+    ``gpus``, ``gpu_memory_kb``), for whom it drains (``reservations.reservation_of``), which stays so until this
+    transaction ends, and the time by the database's clock (``now``, epoch seconds).
 
-    A host that is locked is waited for. When one takes longer than ``wait_seconds`` the database's error is raised:
-    `lock_free_hosts` is what may follow it.
+    Waits for hosts that another transaction has locked. When one takes longer than ``wait_seconds`` the database's
+    error is raised, after which only `lock_free_hosts` may be called.
     """
     parameters = {"hosts": texts(sorted(host_ids)), "wait_ms": _milliseconds(wait_seconds)}
     return {row.id: row for row in connection.execute(_LOCK_HOSTS, parameters)}
 
 
 def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """After `lock_hosts`, also after its error: give back what it locked, and lock those hosts that are free now."""
+    """Give back what `lock_hosts` has locked, and lock those hosts that are free now. For after it, also after its
+    error."""
     return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": texts(sorted(host_ids))})}
 
 
 def read_caps(connection: Connection, vertices: Collection[str]) -> dict[str, Row[Any]]:
-    """The caps of vertices as they are now, kept from changing until the transaction ends, in one message. One that no
-    longer exists has no row.
+    """The caps of vertices as they are now, by vertex, kept from changing until the transaction ends. One message. A
+    vertex that no longer exists has no row.
 
-    A vertex is its kind (sub, folder, job, limit) and ids, with colons between; ``cores`` are centicores, of a limit
-    frames; ``terms`` are a limit's (limit_types.TERMS). ``steady``: it stays so until the transaction ends; otherwise
-    another one is changing it.
+    A vertex is its kind (sub, folder, job, limit) and ids, with colons between. ``cores`` are centicores, of a limit
+    frames; ``terms`` are a limit's (limit_types.TERMS). ``steady`` is false where another transaction is changing the
+    cap just now, which therefore may change before this one ends.
     """
     return {row.vertex: row for row in connection.execute(_CAPS, {"vertices": texts(sorted(vertices))})}
 
@@ -367,7 +367,7 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
-    """Lock those counters that no other transaction has locked; returns the ids of their layers and jobs."""
+    """Lock those of these counters that no other transaction has locked; returns the ids of their layers and jobs."""
     parameters = {"layers": texts(layer_ids), "jobs": texts(job_ids)}
     return frozenset(connection.execute(_LOCK_FREE_STATS, parameters).scalars())
 
@@ -395,15 +395,16 @@ def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozen
 def start_frames(
     connection: Connection, procs: Sequence[PlannedProc], uncounted: Collection[int], facts: SchemaFacts
 ) -> dict[str, int]:
-    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one). A retry
-    counts unless the frame's last run ended with an exit status among ``uncounted``, or one of OpenCue's own.
+    """Set locked frames RUNNING. Returns each frame's int_version afterwards, by id (a trigger may raise it by more
+    than one). A retry counts unless the frame's last run ended with an exit status among ``uncounted``, or one of
+    OpenCue's own.
 
     The counters are locked by the same message (see lock_stats): every plan of these jobs waits for them, so they are
-    held for no round trip but COMMIT's.
+    locked for no round trip but COMMIT's.
 
-    Where Cuebot's triggers leave them to us (``facts.set_based_frames``) counters and history are written once for all
-    frames. Where, against the facts, the triggers left out some frames of some kind and not all of both, all of that is
-    taken back, and the triggers do it: somebody has put one of the functions back meanwhile.
+    Where Cuebot's triggers leave counters and history to us (``facts.set_based_frames``), both are written once for all
+    frames. Somebody may have put one of the functions back meanwhile. Where the triggers then left out some frames, and
+    not all of them in both, all is taken back and done again by the triggers.
     """
     parameters = {
         "layers": texts({proc.layer.id for proc in procs}),
@@ -423,8 +424,8 @@ def start_frames(
 
 
 def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc]) -> None:
-    """Lower the idle columns of locked hosts, each host once by the sum of its procs, and end the holds of their layers
-    there: the host drained for this. In one message."""
+    """Lower the idle columns of locked hosts, each host once by the sum of its procs, and end the hosts' reservations
+    for layers of these procs: the host drained for them. One message."""
     pairs = sorted({(proc.host.id, proc.layer.id) for proc in procs})
     owners = {"owner_hosts": texts(host for host, _ in pairs), "owners": texts(layer for _, layer in pairs)}
     hosts = texts(proc.host.id for proc in procs)
