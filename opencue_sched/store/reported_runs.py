@@ -28,7 +28,7 @@ _PLAN_FREELY = text(
       FROM unnest(ARRAY['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'enable_bitmapscan']) AS name
     """
 )
-# Some of the columns of `procs.read_runs`, by fewer tables.
+# What is known of reported runs: some of the columns of `procs.read_runs`, from fewer tables.
 _READ_REPORTED = text(
     f"""
     {_BY_KEY}
@@ -83,7 +83,7 @@ class Usage(NamedTuple):
 
 
 _NUMBERS = Usage._fields[Usage._fields.index("rss") :]
-# The frames are written where something of them is new, the procs always: that is their ping.
+# Writes reported runs: frames only where something has changed, procs always, because ts_ping is of this report.
 _UPDATE_RUNS = text(
     f"""
     {_BY_KEY}
@@ -138,7 +138,7 @@ def _raise_peaks(table: str) -> TextClause:
 
 
 _RAISE_PEAKS = {"layer_id": _raise_peaks("layer"), "job_id": _raise_peaks("job")}
-# Smallest first, as far as the idle memory of each host goes.
+# Raises memory reservations, the smallest raise first, as far as the idle memory of each host goes.
 _GROW = text(
     """
     WITH wish AS (
@@ -160,7 +160,8 @@ _GROW = text(
 
 class ReportedRun(NamedTuple):
     """What the database knows about one (proc id, frame id) that a host reports: columns of `procs.Run`, and what the
-    layer asks for, in the order of the statement that reads them. Read many times each, which of a row costs more."""
+    layer asks for, in the order of _READ_REPORTED. Not a Row, whose attributes take longer to read: each of these is
+    read many times."""
 
     proc_id: str
     host_id: str

@@ -56,7 +56,7 @@ _FIND_HOSTS = text(
     {_HOST}
     """  # noqa: S608 - only our own constants
 )
-# The same without regard to case, which no index serves.
+# The hosts that report under names, without regard to case, for which there is no index.
 _FIND_HOSTS_IN_ANY_CASE = text(
     f"""
     WITH reported AS MATERIALIZED (
@@ -181,7 +181,7 @@ has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with t
 
 
 def wait_briefly(connection: Connection) -> None:
-    """Have every statement of this transaction fail that waits for a locked row for longer than LOCK_SECONDS."""
+    """Have statements of this transaction fail that wait longer than LOCK_SECONDS for a locked row."""
     connection.execute(_WAIT_BRIEFLY, {"time": f"{LOCK_SECONDS}s"})
 
 
@@ -234,9 +234,11 @@ def update_statuses(connection: Connection, statuses: Mapping[str, Mapping[str, 
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: bool) -> None:
-    """Set new totals; idle is what the procs leave of them. After a ``boot`` at once: procs that are left have no
-    process there, and while they are released others would come in their place. Else, while the host has procs, the
-    first report after their end does it."""
+    """Set the totals of a host, and what its procs leave of them as idle.
+
+    While the host has procs nothing is changed: the first report after their end does it. Only after a ``boot`` it is
+    done at once. The procs then have no process there, and while they are released others would come in their place.
+    """
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
     connection.execute(_RESIZE_HOST, {"host": host_id, "boot": boot, **asdict(size)})
@@ -244,7 +246,7 @@ def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: b
 
 
 def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
-    """Lock those of these host rows that nobody else has locked; which they are."""
+    """Lock those of these host rows that no other transaction has locked; returns their ids."""
     return list(connection.execute(_LOCK_FREE_HOSTS, {"hosts": texts(host_ids)}).scalars())
 
 
@@ -267,7 +269,8 @@ _LOCK_CORES = (
 
 
 def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
-    """Note how many centicores are locked on a host's RQD. Commits on the host wait, and see it."""
+    """Note how many centicores are locked on a host's RQD. Commits of bookings there wait for this transaction, and
+    then see the number."""
     connection.execute(_LOCK_HOST, {"host": host_id})
     for statement in _LOCK_CORES:
         connection.execute(statement, {"host": host_id, "centicores": centicores})
