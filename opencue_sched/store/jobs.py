@@ -14,8 +14,8 @@ from opencue_sched.store.limit_bindings import bind_by_hand
 from opencue_sched.store.pending import USED, countable
 from opencue_sched.store.shows import set_rows
 
-# Those to be listed are chosen first, so that what runs of a job and how long it waits is read of these only. A layer
-# waits as long as the frame of it that goes first, which an index finds.
+# Jobs, what they use, and how long they have waited. The jobs to list are chosen first, so that use and wait are read
+# for these only. A layer has waited as long as its first frame in the order of dispatch, which an index finds.
 _JOBS = f"""
     SELECT listed.*, used.centicores, used.cores, used.gpus, quarantine.reason AS quarantined,
            quarantine.until AS quarantined_until,
@@ -225,25 +225,35 @@ _WAITED_FOR_BY = text(_DEPENDS_AROUND.format(near="on", far="er"))
 
 
 JobView = Row[Any]
-"""A job with its counts, switches and caps, and what it uses now: ``cores`` and ``gpus`` as its caps count them,
-``centicores`` as they are reserved. ``waiting_seconds``: how long its next frame has waited, None when none waits;
-``quarantined``: why it is left alone, else None; ``jobs``: how many there are of those asked for."""
+"""A job with its counts, switches and caps, and what it uses now.
+
+- ``cores`` and ``gpus``: what it uses, as its caps count it; ``centicores``: what it has reserved.
+- ``waiting_seconds``: how long its next frame has waited; None when none waits.
+- ``quarantined``: why it is left alone; None when it is not.
+- ``jobs``: how many jobs the query would find without its limit.
+"""
 LayerView = Row[Any]
-"""A layer with its counts, and its job's name and state; ``eligible``: since when the next of its waiting frames could
-run; ``mean_seconds``: how long frames of it took that succeeded; ``max_rss_kb``: what a frame of it used at most;
-``asking_frames`` needed more memory than the layer had and ask for it, ``asking_kb`` at most, ``asked_kb`` where the
-layer asks for as much as one of them. ``start_after`` is None where the schema does not know
-it (V47)."""
+"""A layer with its counts, and its job's name and state. ``cores_min`` and ``cores_max`` are centicores.
+
+- ``eligible``: the time since which the next of its waiting frames could run.
+- ``mean_seconds``: how long its frames took on average that succeeded.
+- ``max_rss_kb``: the most memory that a frame of it used.
+- ``asking_frames``: how many frames needed more memory than the layer had, and ask for it by themselves;
+  ``asking_kb``: the most that one of them asks for; ``asked_kb``: what the layer asks for, where one of them asks for
+  as much, else None.
+- ``start_after``: the time before which no frame may start; None without one, and where the schema has none (V47).
+"""
 FrameView = Row[Any]
 """A frame; ``llu``: when its log last grew."""
 DeadFrames = Row[Any]
 """The dead frames of a layer with one exit status: how many ``frames``, and the newest of them."""
 Depend = Row[Any]
-"""What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
+"""What a job, a layer or a frame of it waits for. A dependency that groups pairs of frames has ``pairs`` of them, and
+``open_pairs`` that are not met yet."""
 
 
 _ANY_JOB = dict.fromkeys(("jobs", "show", "facility", "user_name", "state", "show_part", "part"))
-"""The parameters of `_JOBS` that choose jobs, none of which chooses."""
+"""The parameters of `_JOBS` that choose jobs, set so that all jobs are chosen."""
 
 
 def list_jobs(
@@ -265,8 +275,11 @@ def list_jobs(
 def list_jobs_by_wait(
     connection: Connection, *, facility: str | None, show_part: str, part: str, most: int
 ) -> Sequence[JobView]:
-    """Pending jobs of a facility (by name), with ``part`` in their name and ``show_part`` in their show's: those that
-    wait and of which nothing runs first, then the others that wait, by how long they do."""
+    """Pending jobs of a facility (by name), with ``part`` in their name and ``show_part`` in their show's.
+
+    Jobs that wait and run no frame come first, then other jobs that wait, then jobs that run; in each group those that
+    have waited longest.
+    """
     wanted = {"facility": facility, "show_part": show_part, "part": part, "state": JobState.PENDING.value}
     return connection.execute(_BY_WAIT, {**_ANY_JOB, **wanted, "most": most}).all()
 
@@ -346,7 +359,7 @@ def depends_around(connection: Connection, job_id: str, *, upwards: bool = False
 
 
 def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str] | None = None) -> list[str]:
-    """Ids of what a job still waits for: of all, or of these and the pairs they group."""
+    """Ids of dependencies that a job still waits for: all, or these and the pairs of frames that they group."""
     wanted = {"job": job_id, "depends": None if depend_ids is None else list(depend_ids)}
     return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
 
@@ -379,8 +392,8 @@ _HAS_ALL_FRAMES = text(
 
 
 def reopen_job(connection: Connection, job_id: str) -> None:
-    """FINISHED to PENDING, with the name the job had; its counters are locked. Raises InvalidInput when another job of
-    that name is live, and for one that is being moved to the history."""
+    """Make a FINISHED job PENDING again, under the name it had. Lock its counters first. Raises InvalidInput when
+    another job of that name is live, and for a job that is being moved to the history."""
     if not connection.execute(_HAS_ALL_FRAMES, {"job": job_id}).scalar():
         raise InvalidInput(f"job {job_id} cannot be pending again: it is being moved to the history")
     namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()

@@ -117,9 +117,9 @@ _SET_START_AFTER = text(
      WHERE layer.pk_layer = wanted.pk_layer
     """
 )
-# A frame that runs or has rendered stays so: with something to wait for, the schema's trigger would have it render
-# again. So such a frame has fewer than are open, and all of these are counted when it waits for one more: else the end
-# of one that was not counted would free it.
+# Sets the number of open dependencies of frames that get another one. A frame that runs or has rendered keeps its
+# number, because with a dependency the schema's trigger would have it render again. So the number of a frame may be too
+# low, and is counted anew here: otherwise the end of a dependency that was not counted would free the frame.
 _WAIT_FOR_MORE = text(
     """
     WITH open AS (
@@ -231,8 +231,9 @@ def set_start_after(connection: Connection, starts: Mapping[str, str | None], re
 def add_depends(
     connection: Connection, job_id: str, depends: Sequence[Mapping[str, Any]], frame_ids: Collection[str]
 ) -> int:
-    """Have frames of a job that is in wait for more: rows of ``depend`` as `insert_job` takes them, and the ids of the
-    frames that wait. How many of these are in DEPEND then. Lock the frames and their counters first."""
+    """Add dependencies to a job that is in the database. ``depends``: rows as `insert_job` takes them; ``frame_ids``:
+    the frames that wait for them. Returns how many of these are in DEPEND then. Lock the frames and their counters
+    first."""
     connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(depends)})
     changed = connection.execute(_WAIT_FOR_MORE, {"job": job_id, "frames": list(frame_ids)})
     return sum(state == FrameState.DEPEND.value for state in changed.scalars())
