@@ -82,7 +82,7 @@ def has_holders(connection: Connection) -> bool:
 
 
 def not_later_than_now(connection: Connection, asked_at: datetime) -> datetime:
-    """The moment, or the database's time where that is earlier."""
+    """``asked_at``, or the time of the database's clock where that is earlier."""
     moment: datetime = connection.execute(_MOMENT, {"asked": asked_at}).scalar_one()
     return moment
 
@@ -100,8 +100,8 @@ def replace_holders(
     asked_at: datetime,
     source: str | None,
 ) -> None:
-    """Let nobody hold these limits but ``holders``: limit id, name of a machine, tokens, user. The caller has locked
-    the limits."""
+    """Write ``holders`` (limit id, name of a machine, tokens, user) as all holders of these limits. Lock the limits
+    first."""
     fields = ("limit_id", "host", "tokens", "user")
     rows = json.dumps([dict(zip(fields, holder, strict=True)) for holder in holders])
     ids = sorted(limit_ids)

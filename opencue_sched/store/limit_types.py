@@ -93,13 +93,14 @@ class LicenceReport:
     machines: set[str] = field(default_factory=set)
     """The machines that hold the limit: ids of hosts, and names of machines that are no hosts here."""
     namesakes: set[str] = field(default_factory=set)
-    """Other hosts of these names, which hold the limit as well: what was reported counts once."""
+    """Other hosts of the same names. They hold the limit as well, and the report counts once."""
     tokens: int = 0
+    """How many tokens (licences) are taken, of all machines together."""
 
 
 def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, LicenceReport]:
-    """The licence servers' reports of these limits. To be asked of limits that were reported: an older schema has
-    none."""
+    """The licence servers' reports of these limits, by limit id. Call it for limits that were reported only: an older
+    schema has no table of reports."""
     found = {limit_id: LicenceReport() for limit_id in limit_ids}
     for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
         found[row.limit_id].machines.add(row.machines[0])

@@ -12,13 +12,13 @@ from sqlalchemy import Connection, Row, text
 
 @dataclass(frozen=True, slots=True)
 class UpkeepScope:
-    """Whose rows a fleet's upkeep may touch. ``facility``: those of the facility of that name, None for all.
-    ``beside_cuebot``: those of managed shows; a Cuebot looks after the others, and takes the reports of RQDs.
-    ``job_in_scope``, ``SHOW_IN_SCOPE`` and ``HOST_IN_SCOPE`` are bound to its fields.
-    """
+    """Whose rows a fleet's upkeep may touch. Its fields are parameters of statements with ``job_in_scope``,
+    ``SHOW_IN_SCOPE`` or ``HOST_IN_SCOPE``."""
 
     facility: str | None = None
+    """Only rows of the facility of this name; None: of all."""
     beside_cuebot: bool = False
+    """Only rows of managed shows: a Cuebot looks after the others, and takes the reports of RQDs."""
 
 
 EVERYTHING = UpkeepScope()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, text
 
-# Rows whose time is over go with the next: nobody reads them.
+# Adds jobs, or replaces their rows. Rows whose time is over are deleted on this occasion: nobody reads them.
 _QUARANTINE = text(
     """
     DELETE FROM opencue_sched_quarantine

@@ -108,7 +108,7 @@ _USAGE = f"""
       FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
                   AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
 """  # noqa: S608
-# All ends in a show lock its one row.
+# Adds the frames that succeeded and failed to show_stats. Every run that ends in a show locks that one row.
 _SHOWS = """
     WITH ended AS (
         SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
@@ -120,7 +120,7 @@ _SHOWS = """
                           int_frame_fail_count = int_frame_fail_count + locked.bad
       FROM locked WHERE show_stats.pk_show = locked.pk_show
 """
-# The layer's memory requirement follows what its frames need.
+# Lowers what layers ask for to the most memory that their frames used, and a margin.
 _LOWERED_MEMORY = """
     WITH locked AS (
         SELECT layer.pk_layer, greatest(CAST(wanted.rss AS bigint), layer_mem.int_max_rss) AS rss
@@ -162,21 +162,21 @@ class WiderLocks(Exception):
 
 
 def counters_of(rows: Iterable[Any]) -> Counters:
-    """The counters of what has a ``layer_id`` and a ``job_id``, as frames have."""
+    """The counters of the layers and jobs of ``rows``, which have a ``layer_id`` and a ``job_id``, as frames do."""
     return Counters(counter for row in rows for counter in (("layer", row.layer_id), ("job", row.job_id)))
 
 
 @dataclass(frozen=True, slots=True)
 class FrameStop:
-    """How a run ends."""
+    """How a run is to end."""
 
     frame_id: str
     version: int | None
-    """frame.int_version at which alone the frame is stopped."""
+    """The frame is stopped only while its int_version is this."""
     state: FrameState
     exit_status: int
     max_rss_kb: int | None = None
-    """Its peak of memory; None: the stored one stays."""
+    """The peak of its memory; None: what is known of the peak stays."""
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:

@@ -40,7 +40,8 @@ _SHOWS = text(
      ORDER BY show.str_name
     """  # noqa: S608 - only our own constant
 )
-# What a department uses of a show. The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
+# Adds the row that counts what a department uses of a show, unless it is there. "point" is a type of PostgreSQL's, too,
+# which an INSERT does not mind.
 INSERT_POINT = text(
     """
     INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (CAST(gen_random_uuid() AS varchar), :dept, :show)
@@ -72,17 +73,18 @@ _SUBSCRIPTIONS = text(
 
 
 def insert_row(connection: Connection, name: str, **values: Any) -> Any:
-    """Insert a row into the table of this name; its new id, or None when there is one like it."""
+    """Insert a row into the table of this name. Returns its new id, or None when a row with the same unique values is
+    there."""
     row = {f"pk_{name}": str(uuid.uuid4()), **values}
     made = insert(table(name, *map(column, row))).values(row).on_conflict_do_nothing()
     return connection.execute(made.returning(column(f"pk_{name}"))).scalar()
 
 
 def set_rows(connection: Connection, name: str, key: str, ids: Collection[str], values: Mapping[str, Any]) -> bool:
-    """Set columns of the rows of the table of this name with these keys; whether any was otherwise."""
+    """Set columns of the rows with these keys in the table of this name. Returns whether that changed any row."""
     row = table(name, *map(column, (key, *values)))
     chosen = row.c[key].in_(ids)
-    # In the order in which everybody locks rows of a table.
+    # Locked in the order in which every transaction locks rows of a table.
     connection.execute(select(row.c[key]).where(chosen).order_by(row.c[key]).with_for_update(key_share=True))
     otherwise = or_(*(row.c[name].is_distinct_from(value) for name, value in values.items()))
     return connection.execute(update(row).where(chosen, otherwise).values(**values)).rowcount > 0
@@ -110,19 +112,21 @@ def insert_show(connection: Connection, name: str, *, managed: bool) -> str:
 
 
 def lock_show(connection: Connection, show_id: str) -> bool:
-    """Whether the show is managed, which nobody else changes until this transaction ends."""
+    """Lock a show, so that no other transaction hands it over before this one ends. Returns whether it is managed."""
     return bool(connection.execute(_LOCK_SHOW, {"show": show_id}).scalar_one())
 
 
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """What shows may use of allocations, with live use; all, or of a show or an allocation.
-    Local procs (a user's own machine) do not count against a subscription."""
+    """Subscriptions with what is used of them now: all, or those of a show or to an allocation.
+
+    Local procs (on a user's own machine) do not count against a subscription.
+    """
     return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 
-# Whose work a cap stands over: the shows to look at again when it has changed.
+# The shows with work under a cap: those to look at again when the cap has changed.
 
 # Managed shows with work under one of these caps.
 _SHOWS_UNDER_CAP = text(
