@@ -44,7 +44,7 @@ MOST_JOBS = 200
 MOST_SHOWS = 200
 MOST_LIMITS = 50
 BOOKINGS_SECONDS = 30.0
-"""The time over which the mean of bookings per second is taken."""
+"""The time over which bookings per second are averaged."""
 
 
 FarmView = Mapping[str, Any]
@@ -90,17 +90,17 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
         limits = fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
         breaking = find_breaking_hosts(connection, settings)
-    log = VerdictLog(client, settings.coordination.namespace)
-    verdicts = log.of_jobs([row.id for row in jobs if row.waiting])
-    counted = log.waiting(believed_seconds=believed_seconds(settings))
+    verdict_log = VerdictLog(client, settings.coordination.namespace)
+    verdicts = verdict_log.of_jobs([row.id for row in jobs if row.waiting])
+    by_verdict = verdict_log.waiting(believed_seconds=believed_seconds(settings))
     now = time.time()
     return {
         "at": now,
         "facility": facility,
         **{state: sum(use[state] for use in shows) for state in ("running", "waiting", "dead")},
         "bookings_per_second": round(bookings / BOOKINGS_SECONDS, 2),
-        "waiting_by_verdict": dict(counted.frames),
-        "waiting_counted_at": counted.counted_at,
+        "waiting_by_verdict": dict(by_verdict.frames),
+        "waiting_counted_at": by_verdict.counted_at,
         "waiting_paused": sum(use["paused_waiting"] for use in shows),
         "allocations": [named(group, _OF_HOSTS + _OF_CORES) for group in groups if group.name is not None],
         "breaking_hosts": [{"host": host, "words": words} for host, words in breaking.items()],
@@ -216,7 +216,8 @@ def _why(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now
     if row.waiting:
         newest = filter(None, map(most_telling, verdicts.values()))
         said = max(newest, key=lambda verdict: (verdict.verdict.waiting, verdict.at), default=None)
-        # One that left no frame waiting tells of other layers, or of frames that came after it.
+        # A verdict that left no frame waiting is believed less long: it says nothing of other layers, or of frames that
+        # came later.
         if said and now - said.at <= (OLD_VERDICT_SECONDS if said.verdict.waiting else BELIEVED_SECONDS):
             return WaitReason(said.verdict.verdict, verdict_text(said.verdict))
         return WaitReason("not_seen", "no pass has looked at it lately")

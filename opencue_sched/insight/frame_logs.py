@@ -39,20 +39,23 @@ _KILL_MESSAGE = re.compile(r"^killMessage +(.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
-    """The dead frames of a layer with one exit status."""
+    """The dead frames of a layer with one exit status, and how the newest of them died."""
 
     layer_id: str
     frames: int
     """How many there are."""
     exit_status: int
     meaning: str
+    """What the exit status says, in words."""
     frame: str
-    """The name of the newest one; what follows is of this one."""
+    """The name of the newest."""
     frame_id: str
     host: str | None
+    """The name of the host on which the newest died."""
     log: str
+    """The path of the newest one's log."""
     lines: tuple[str, ...] | None
-    """The last lines of its output; None if the log is not visible here, or was not looked into."""
+    """The last lines of its output; None if the log is not visible here, or was not read."""
 
     def lines_for_people(self) -> list[str]:
         """Lines that name the frame, how it died, its log, and the log's end."""
@@ -70,10 +73,8 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
 
 
 def deaths_among(dead: Sequence[jobs.DeadFrames]) -> list[Deaths]:
-    """The deaths among the frames that `store.jobs.dead_frames` found.
-
-    It reads logs, whose file server may be slow, and nothing from the database.
-    """
+    """The kinds of deaths among what `store.jobs.dead_frames` found. Reads logs, whose file server may be slow, and
+    nothing from the database."""
     deaths: list[Deaths] = []
     for row in dead:
         log = log_path(row.log_dir, row.job, row.name)
