@@ -12,7 +12,7 @@ from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import countable
 from opencue_sched.store.procs import HELD
 
-# How long ago these procs were booked.
+# Of these procs: their shows, and how long ago each was booked.
 _PROC_AGES = text(
     """
     SELECT pk_proc, pk_show, CAST(extract(epoch FROM clock_timestamp() - ts_booked) AS float) AS seconds
@@ -22,14 +22,16 @@ _PROC_AGES = text(
 
 
 def proc_ages(connection: Connection, proc_ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """Show and age in seconds of those of these procs that there are."""
+    """Id, show and age (``seconds``) of these procs. A proc that is gone has no row."""
     return connection.execute(_PROC_AGES, {"procs": list(proc_ids)}).all()
 
 
 OFFENDERS_NAMED = 5
+"""How many rows that contradict a rule are named."""
 
-# Of a limit that was reported what the farm has started since then is judged: older frames may have given their licence
-# back. One machine more than its maximum may have such frames, since it held the limit by an older one.
+# What is booked under each cap, and whether that is too much. Under a limit that was reported only frames started since
+# the report count: older ones may have given their licence back. One machine more than the limit's maximum may run such
+# frames, because an older frame let it hold the limit.
 _OVER_CAP = f"""
     SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
     FROM (
@@ -110,14 +112,14 @@ RULES = {
     Invariant.LAYER_COUNTERS_MATCH_FRAMES: _WRONG_COUNTS,
     Invariant.HOST_IDLE_MATCHES_PROCS: _WRONG_IDLE,
 }
-"""Invariants that PostgreSQL alone can show, and the statement that judges each row of what they are about."""
+"""Invariants that PostgreSQL alone can show, each with the statement that judges the rows concerned."""
 
 
 def judge(connection: Connection, invariant: Invariant, *, grace_seconds: float = 0.0) -> Row[Any]:
-    """Judge all rows by one of RULES, in one statement: ``looked_at`` rows, of which ``wrong`` contradict the rule.
+    """Judge all rows by one of RULES, in one statement. Returns how many rows were ``looked_at``, how many contradict
+    the rule (``wrong``), and words on the first few of those (``named``, or None).
 
-    ``named`` are the first few of these, or None. A frame or proc that has been without the other for less than the
-    grace is not wrong yet.
+    A frame without a proc, or a proc without a frame, is not wrong before it has been so for ``grace_seconds``.
     """
     statement = f"""
         SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,

@@ -121,9 +121,9 @@ _START_POST_JOBS = text(
     RETURNING pk_job
     """
 )
-# Frames that wait again, and ran or had rendered when a dependency came, have fewer counted than are open: then the end
-# of what they wait for would not be waited for. The dependencies are locked, or one that is met just now would be
-# counted, and nobody would take it off again.
+# Counts the open dependencies of frames that wait again. A frame that ran, or had rendered, when a dependency was added
+# has a number that is too low, and would start before that dependency is met. The dependencies are locked: otherwise
+# one that is met just now would be counted, and nobody would lower the number again.
 _WAIT_FOR_OPEN = text(
     """
     WITH again AS (
@@ -151,7 +151,8 @@ _WAIT_FOR_OPEN = text(
       FROM counted WHERE frame.pk_frame = counted.pk_frame AND frame.int_depend_count < counted.depends
     """
 )
-# What was met by frames and layers that are to render again, and the frames that waited for it.
+# The conditions for dependencies that were met by frames and layers which are to render again, and for the frames that
+# waited for them.
 _MET_BY = """
     NOT b_active AND NOT b_composite
        AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
@@ -178,7 +179,7 @@ _REACTIVATED_AFFECTS = text(
 )
 
 
-# What a process that died between the end of a frame and what follows from it has left: see find_stuck.
+# What is left by a process that died after the end of a frame and before what follows from it: see find_stuck.
 
 STUCK_JOBS = text(
     f"""
@@ -272,7 +273,7 @@ def satisfy_depends(connection: Connection, depend_ids: Collection[str]) -> Sati
 
 
 class Completed(NamedTuple):
-    """What the end of frames led to."""
+    """What follows from the end of frames."""
 
     layers: Sequence[str]
     """Layers with no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot)."""
@@ -285,7 +286,8 @@ class Completed(NamedTuple):
 def complete(
     connection: Connection, *, frames: Collection[str], layer_ids: Collection[str], job_ids: Collection[str]
 ) -> Completed:
-    """What frames that are over led to; the layers and jobs are those of theirs that may be complete now."""
+    """What follows from the end of ``frames``. ``layer_ids``, ``job_ids``: those of their layers and jobs that may be
+    complete now."""
     parameters = {
         "frames": texts(frames),
         "any_layers": texts(layer_ids),
@@ -304,8 +306,8 @@ def complete(
 
 
 def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """PENDING to FINISHED, with the event of each, and their post jobs to PENDING. Returns the jobs this call
-    finished."""
+    """Make PENDING jobs FINISHED, write the event of each, and make their post jobs PENDING. Returns the ids of the
+    jobs that this call finished."""
     if not job_ids:
         return []
     finished = [row.pk_job for row in connection.execute(_FINISH_JOBS, {"jobs": list(job_ids)})]

@@ -1,9 +1,10 @@
-"""Frames that failed on a host in a way that the host may be to blame for, of the last day (our table
+"""Runs of the last day that failed in a way for which the host may be to blame (our table
 ``opencue_sched_failed_run``). A frame is not given to such a host again while another may take it, and a host on which
 frames of several jobs failed is named.
 
-Noted where our report service takes the reports. Beside a Cuebot, which takes them, they are read from OpenCue's
-history, which does not tell a frame that failed from one that was killed: there only those that failed within a minute.
+Our report service notes these runs where it takes the reports. Beside a Cuebot, which takes them there, they are read
+from OpenCue's history. That does not tell a frame that failed from one that was killed, so only runs that failed within
+a minute are taken from it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.procs import Run
 
 BREAKING_JOBS = 3
-"""How many jobs must have frames that failed on a host within the last hour for the host to be named."""
+"""A host is named when frames of so many jobs failed there within the last hour."""
 
-# What is a day old goes with the next.
+# Notes failed runs, and deletes some that are a day old on this occasion.
 _NOTE = text(
     """
     DELETE FROM opencue_sched_failed_run
@@ -35,7 +36,7 @@ _NOTE = text(
      WHERE noted.ts < excluded.ts
     """
 )
-# What a person kills of a job ends with the job, or has run for a while.
+# Runs of pending jobs that failed early. A frame that a person killed ended with its job, or had run for a while.
 _FAILED_EARLY = text(
     """
     SELECT past.pk_frame AS frame, past.str_host AS host, past.pk_layer AS layer, past.pk_job AS job,
@@ -47,7 +48,8 @@ _FAILED_EARLY = text(
      ORDER BY past.int_ts_stopped DESC LIMIT :most
     """
 )
-# A frame that failed everywhere, or in a layer that fails elsewhere too, speaks of its job and not of the host.
+# Hosts on which frames of several jobs failed. A frame that failed on every host, or in a layer that fails on other
+# hosts too, says something of its job and not of the host.
 _BREAKING_HOSTS = text(
     """
     SELECT failed.str_host AS host, count(DISTINCT failed.pk_job) AS jobs, count(*) AS frames,
@@ -64,6 +66,7 @@ _BREAKING_HOSTS = text(
     """
 )
 _MOST_HOSTS = 50
+"""How many hosts are named at most."""
 
 
 def note_failures(connection: Connection, failed: Sequence[tuple[Run, int]]) -> None:
@@ -84,7 +87,7 @@ def failed_early(connection: Connection, *, since: float, early: float, most: in
 
 
 def note_past_failures(connection: Connection, failed: Sequence[Mapping[str, Any]]) -> None:
-    """Remember what `failed_early` found, any number of times."""
+    """Remember what `failed_early` found. The same run may be noted any number of times."""
     if failed:
         connection.execute(_NOTE, {"failed": json.dumps([dict(run) for run in failed])})
 

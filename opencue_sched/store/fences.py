@@ -78,26 +78,27 @@ _READ = text(
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The leader that was elected last."""
+    """What the record says about the leader elected last."""
 
     fence: int = 0
-    """Its fence; 0 when none was elected."""
+    """Its fence; 0 when no leader was ever elected."""
     store: int | None = None
-    """The number of its Redis; None when that is not known."""
+    """The number of its Redis (LeaderGate); None when that is not known."""
     age_seconds: float = math.inf
-    """How long ago it renewed its lease."""
+    """The time since it renewed its lease."""
     fired: int | None = None
-    """The moment at which a leader last fired a tick, as a number that tells it from other moments."""
+    """The moment at which any leader last fired a tick, in microseconds since the epoch; None when none did."""
     fired_age_seconds: float = math.inf
-    """How long ago that was."""
+    """The time since that moment."""
     ticks: Mapping[str, int] = field(default_factory=dict)
-    """The last tick fired of every task, by its name."""
+    """The last tick fired of every task."""
 
     def why_stale(self, fence: int, task: str, tick: int) -> str:
-        """Why the message that the leader of ``fence`` sent for this tick counts no more: ``former_leader``, or
-        ``overtaken`` by a later tick of its task. Empty while it counts.
+        """Why a message that the leader of ``fence`` sent for this tick is not valid any more: ``former_leader``, or
+        ``overtaken`` by a later tick of the task. Empty while it is valid.
 
-        Not by age: the sender's clock and the receiver's may differ by more than the interval.
+        The age of the message decides nothing: the sender's clock and the receiver's may differ by more than the
+        interval.
         """
         if self.fence > fence:
             return "former_leader"
@@ -105,8 +106,10 @@ class LeaderRecord:
 
 
 class PersistentFences:
-    """Each statement is a transaction that the server ends: a leader that is frozen before it could end one itself
-    would keep its row locked, and all others from leading, for as long as it is frozen. All raise SQLAlchemyError.
+    """Reads and writes the record. Every call raises SQLAlchemyError where PostgreSQL fails.
+
+    Each statement is a transaction that the server ends. A leader that is frozen before it could end a transaction
+    itself would keep its row locked, and others from leading, for as long as it is frozen.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -114,7 +117,7 @@ class PersistentFences:
 
     def leader(self, name: str) -> LeaderRecord:
         """The leader elected last."""
-        # Those of roles whose names begin with this one, as beats of a facility do, are read and not looked at.
+        # The rows of other roles whose names begin with this one, as those of a facility's beats do, are read as well.
         rows = {row.name.removeprefix(name): row for row in self._rows(_READ, name=name)}
         number = {what: int(row.number) for what, row in rows.items()}
         age = {what: float(row.age) for what, row in rows.items()}
@@ -128,17 +131,18 @@ class PersistentFences:
         )
 
     def claim(self, name: str, fence: int) -> bool:
-        """Record ``fence``. False if it, or a higher one, was given out before."""
+        """Record ``fence``. Returns False if this fence, or a higher one, was given out before."""
         return bool(self._rows(_CLAIM, name=name, fence=fence))
 
     def renew(self, name: str, fence: int, *, store: int) -> int:
-        """The highest fence given out. While that is ``fence``, record that its leader leads by Redis ``store``."""
+        """Return the highest fence given out. While that is ``fence``, record that its leader renewed its lease now, in
+        the Redis ``store``."""
         return max((row.fence for row in self._rows(_RENEW, name=name, fence=fence, store=store)), default=0)
 
     def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
-        """Record that the leader of ``fence`` fires this tick; whether it may, and the highest fence given out.
+        """Record that the leader of ``fence`` fires this tick. Returns whether it may, and the highest fence given out.
 
-        It may not if it was succeeded, or if this tick or a later one of the task was recorded before.
+        It may not if another leader was elected since, or if this tick or a later one of the task was recorded before.
         """
         (row,) = self._rows(_CLAIM_TICK, name=name, fence=fence, task=f"{name}/{task}", tick=tick)
         return bool(row.claimed), int(row.highest or 0)

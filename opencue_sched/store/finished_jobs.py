@@ -14,14 +14,15 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.store.lost_runs import UpkeepScope, job_in_scope
 
-# A Cuebot notes its own transfers there, every hour; the migration that brought ours noted the upgrade.
+# Whether jobs may be moved. A Cuebot notes its own transfers in task_lock every hour; the migration that brought our
+# own transfer noted the time of the upgrade there.
 _MAY_BEGIN = text(
     """
     SELECT NOT EXISTS (SELECT FROM task_lock WHERE str_name = 'LOCK_HISTORICAL_TRANSFER'
                           AND ts_lastrun > localtimestamp - interval '1 day')
     """
 )
-# Of a job: it may move now.
+# The condition that a job may move now.
 _MAY_MOVE = f"""
            job.str_state = 'FINISHED' AND job.ts_stopped < current_timestamp - make_interval(secs => :seconds)
        AND {job_in_scope("job.pk_job")}
@@ -35,8 +36,8 @@ _MAY_MOVE = f"""
 _DUE = text(
     f"SELECT job.pk_job FROM job WHERE {_MAY_MOVE} ORDER BY job.ts_stopped, job.pk_job LIMIT :most"  # noqa: S608
 )
-# The counters are locked with the job, because whoever retries frames locks them before the job is opened again. Nobody
-# is waited for.
+# Locks jobs and their counters: a retry of frames locks the counters before it opens the job again. What another
+# transaction has locked is left out.
 _LOCK_DUE = text(
     f"""
     SELECT job.pk_job AS id, job.str_name AS name, job.int_frame_count + 10 * job.int_layer_count AS size
@@ -66,11 +67,12 @@ _DELETE_JOBS = text(
     RETURNING pk_job
     """
 )
-# Statistics may call the frames of a job many, in a table that has hundreds of times more: they are found by the index.
+# For statements on the frames of a job: by old statistics PostgreSQL may take them for many and read the whole table,
+# which has hundreds of times more.
 _GIVE_WAY = text("SELECT set_config('lock_timeout', :wait, true), set_config('enable_seqscan', 'off', true)")
 
 MOST_JOBS = 50
-"""Most jobs of one portion, each of which costs the triggers some twenty statements."""
+"""How many jobs one portion has at most. Each costs the triggers some twenty statements."""
 
 
 def may_begin(connection: Connection) -> bool:
@@ -100,15 +102,15 @@ def _bound(scope: UpkeepScope) -> dict[str, object]:
 
 
 def delete_frames(connection: Connection, job_ids: Collection[str], *, most: int) -> int:
-    """Delete up to ``most`` frames of these jobs, with the dependencies of each; how many."""
+    """Delete up to ``most`` frames of these jobs, with the dependencies of each. Returns how many frames went."""
     return connection.execute(_DELETE_FRAMES, {"jobs": list(job_ids), "most": most}).rowcount
 
 
 def delete_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """Delete those of these jobs that have no frames any more; their ids."""
+    """Delete those of these jobs that have no frames any more. Returns their ids."""
     return list(connection.execute(_DELETE_JOBS, {"jobs": list(job_ids)}).scalars())
 
 
 def give_way(connection: Connection, milliseconds: int) -> None:
-    """Have this transaction wait no longer than that for a lock of others, and go by indexes."""
+    """Have this transaction wait no longer than ``milliseconds`` for a lock of others, and use indexes."""
     connection.execute(_GIVE_WAY, {"wait": f"{milliseconds}ms"})

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.store.tags import compared_tag, compared_tags
 
-# Of the jobs of the show and facility that passes look for, the job itself among them.
+# Where a job stands among the jobs of its show and facility for which passes look.
 _RANK = text(
     """
     SELECT show.str_name AS show, my.int_priority AS priority, count(*) AS jobs,
@@ -39,11 +39,13 @@ _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_s
 
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
-    """How a job stands among the ``jobs`` of its show and facility that have waiting frames and may be booked.
+    """Where a job stands among the jobs of its show and facility that have frames waiting and for which passes look;
+    None for a job for which they do not.
 
-    ``place`` is its place by priority, then age; 1 goes first. ``layers_ahead`` is how many waiting layers the jobs
-    before it have. ``chance`` is that of coming first in a draw: its priority by the sum of all priorities. None for a
-    job that has no waiting frames or may not be booked.
+    - ``show`` and ``priority``: the job's own.
+    - ``place``: its place by rank (priority, then age; 1 goes first) among so many ``jobs``.
+    - ``layers_ahead``: how many waiting layers the jobs before it have.
+    - ``chance``: its chance of coming first in a draw, its priority by the sum of all.
     """
     return connection.execute(_RANK, {"job": job_id}).one_or_none()
 
@@ -53,8 +55,8 @@ def services(connection: Connection, show_id: str) -> frozenset[str]:
     return frozenset(connection.execute(_SERVICES, {"show": show_id}).scalars())
 
 
-# What a Cuebot writes where dispatcher.layer_delay.rules name the exit status; a person's reason is any text. By way of
-# JSON, for schemas before V47 have no such column.
+# The exit statuses in reasons that a Cuebot wrote for a delay (dispatcher.layer_delay.rules); a person's reason is any
+# text. The column is read by way of JSON, because schemas before V47 do not have it.
 _DELAYING = text(
     """
     SELECT DISTINCT CAST(found.status AS int) AS status
@@ -87,7 +89,7 @@ def settings_in_force(connection: Connection, names: Iterable[str]) -> dict[str,
 
 
 def server(connection: Connection) -> Row[Any]:
-    """PostgreSQL's ``version`` (150004), and the name it knows our session by (``client``)."""
+    """PostgreSQL's ``version`` (such as 150004), and the name by which it knows our session (``client``)."""
     return connection.execute(_SERVER).one()
 
 

@@ -21,7 +21,7 @@ EVENTS_CHANNEL = "opencue_sched_events"
 KNOWN_DAYS = 7
 """How long a receiver is believed to be there when no worker has said so again."""
 
-# Of a job and its facility: whether somebody is to be told.
+# The condition that a job's facility has a receiver of events.
 _RECEIVED = f"""EXISTS (
         SELECT FROM opencue_sched_receiver receiver
          WHERE receiver.facility IN ('', facility.str_name)
@@ -32,7 +32,7 @@ _JOB = """json_build_object('id', job.pk_job, 'name', job.str_name, 'show', show
 _OF_JOB = "JOIN show ON show.pk_show = job.pk_show JOIN facility ON facility.pk_facility = job.pk_facility"
 # Ends a statement that has ``made`` events.
 _NOTIFY = f"SELECT pg_notify('{EVENTS_CHANNEL}', '{{}}') FROM made LIMIT 1"  # noqa: S608 - only our own constant
-# A job that was killed has frames that are not over.
+# Writes the events of jobs that end. A job that was killed has frames that are not over.
 _NOTE_ENDS = text(
     f"""
     WITH forgotten AS (DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))),
@@ -84,7 +84,7 @@ _NOTE_RECEIVER = text(
     """
 )
 _IN_FACILITY = "(CAST(:facility AS varchar) IS NULL OR facility = :facility)"
-# With that its next try is set as well: later each time, up to the longest wait.
+# Takes events that are due, and sets when each is tried next: later each time, up to the longest wait.
 _TAKE = text(
     f"""
     UPDATE opencue_sched_job_event
@@ -142,7 +142,7 @@ def note_deaths(connection: Connection, frame_ids: Collection[str]) -> None:
 
 
 def forget_deaths(connection: Connection, job_ids: Collection[str]) -> None:
-    """The next frame of these jobs that dies is told of again: a dead frame is retried."""
+    """Have an event written for the next frame of these jobs that dies: a dead frame of each is retried."""
     connection.execute(_FORGET_DEATHS, {"jobs": list(job_ids)})
 
 
@@ -161,10 +161,10 @@ def take(
     first: float,
     longest: float,
 ) -> list[Row[Any]]:
-    """The events that are due longest, at most ``limit``, of those never tried, or (``again``) of the others: ``id``,
-    ``event``, ``made_at``, ``tries`` with this one, and ``body``.
+    """Take events that are due, the longest due first, at most ``limit``: events that were never tried, or with
+    ``again`` the others. A row has ``id``, ``event``, ``made_at``, ``tries`` (this one included) and ``body``.
 
-    Each is due again after ``first`` seconds, twice as many after each try, up to ``longest``.
+    An event is due again after ``first`` seconds, and after twice as many with each further try, up to ``longest``.
     """
     times = {"most": most_tries, "first": first, "longest": longest}
     taken = connection.execute(_TAKE, {"again": again, "facility": facility, "limit": limit, **times})
@@ -189,6 +189,6 @@ def drop_old(
 
 
 def undelivered(connection: Connection, after: float = 60.0) -> Row[Any]:
-    """How many events were refused, and how many are ``untried`` for so many seconds; how old the oldest of these is,
-    and the last error of any."""
+    """How many events were ``refused``, and how many are ``untried`` for ``after`` seconds or more; the age of the
+    oldest of all these (``oldest_seconds``), and the ``last_error``."""
     return connection.execute(_UNDELIVERED, {"after": after}).one()

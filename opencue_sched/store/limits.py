@@ -135,18 +135,20 @@ def _compiled(template: str, *, has_holders: bool) -> TextClause:
 
 
 def limit_use(connection: Connection) -> str:
-    """The statement of `fetch_limits`, to be read from in another one, which binds ``settle_window``, in seconds."""
+    """The statement of `fetch_limits`, as a subquery for a statement that binds ``settle_window`` (seconds)."""
     return _statement(_USE, has_holders=has_holders(connection))
 
 
 def fetch_limits(connection: Connection, settle_window_seconds: float) -> dict[str, Row[Any]]:
-    """Every limit by id: ``id``, ``name``, ``max_value``, whether it ``counts_machines`` or else frames, of managed and
-    unmanaged shows alike; ``running``: how many use it, of which ``settled`` are reported and ``pending`` are not yet;
-    ``threshold``: from so many on nothing else may start, but on a machine that holds it; how many more may (``left``;
-    None: any number, for it ``is_open``). ``frames`` run under it now, and ``machines`` hold it.
+    """Every limit by id, with what uses it in managed and unmanaged shows alike.
 
-    ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None: for ever),
-    ``report_is_too_old``, ``report_source``, ``exit_status``, ``delay_minutes`` and ``auto_tag`` are its row's.
+    - ``id``, ``name`` and ``max_value``; ``counts_machines``: whether it counts machines, otherwise frames.
+    - ``running``: how many use it, of which ``settled`` are reported and ``pending`` are not yet.
+    - ``threshold``: with so many nothing else may start, but on a machine that holds it.
+    - ``left``: how many more may; None: any number, because the limit ``is_open``.
+    - ``frames``: how many frames run under it now; ``machines``: how many machines hold it.
+    - From its row: ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None: for
+      ever), ``report_is_too_old``, ``report_source``, ``exit_status``, ``delay_minutes`` and ``auto_tag``.
     """
     statement = _compiled(_USE, has_holders=has_holders(connection))
     return {row.id: row for row in connection.execute(statement, {"settle_window": settle_window_seconds})}
@@ -155,9 +157,11 @@ def fetch_limits(connection: Connection, settle_window_seconds: float) -> dict[s
 def list_holders(
     connection: Connection, *, limit_ids: Collection[str] | None = None, host_id: str | None = None
 ) -> Sequence[Row[Any]]:
-    """The machines that hold these limits, or a host's holds: ``limit``, ``machine``, ``host_id`` (None: it is no host
-    here), ``why`` (frames, report or both), ``frames`` that run there, reported ``tokens``, ``since`` and whose
-    (``users``)."""
+    """The machines that hold these limits, or the limits that a host holds, a row for each pair.
+
+    A row has ``limit``, ``machine``, ``host_id`` (None where the machine is no host here), ``why`` (frames, report or
+    both), how many ``frames`` run there, the reported ``tokens``, since when (``since``) and for whom (``users``).
+    """
     wanted = {"limits": None if limit_ids is None else list(limit_ids), "host": host_id}
     statement = _compiled(_HOLDERS, has_holders=has_holders(connection))
     # All that runs there is asked for, whether or not it is pending.
@@ -183,14 +187,15 @@ def has_terms(connection: Connection) -> bool:
 
 
 def flagged_limits(connection: Connection) -> list[str]:
-    """The names of limits that count machines since ``b_host_limit`` says so, which only a schema before V49 asks;
-    empty where limits have a type."""
+    """The names of limits that count machines because of ``b_host_limit``, which decides in a schema before V49; empty
+    where limits have a type."""
     if not connection.scalar(_HAS_LIMITS) or has_terms(connection):
         return []
     return list(connection.execute(_FLAGGED).scalars())
 
 
 def limit_of_exit_status(connection: Connection, status: int, *, but: str = "") -> str | None:
-    """The name of the limit, ``but`` of the one of this id, whose shortage frames tell by this exit status."""
+    """The name of the limit whose shortage frames report by this exit status. ``but``: the id of a limit to leave
+    out."""
     name: str | None = connection.scalar(_OF_STATUS, {"status": status, "limit": but})
     return name

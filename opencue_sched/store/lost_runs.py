@@ -120,14 +120,14 @@ seconds since a report last named it, at ``pinged_at``. ``why`` is a Why.
 
 
 def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> tuple[int, int, float]:
-    """Whether it is the hosts that are silent, or we who are deaf: how many hosts are UP, how many of them have been
-    silent for that many seconds, and how long PostgreSQL has run (seconds)."""
+    """What tells silent hosts from a program that hears none: how many hosts are UP, how many of them have been silent
+    for ``silent_after`` seconds, and how long PostgreSQL has run (seconds)."""
     up, silent, age = connection.execute(_HEARING, {"after": silent_after, **asdict(scope)}).one()
     return up, silent, age
 
 
 def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> list[str]:
-    """UP hosts silent for that many seconds become DOWN; returns their ids."""
+    """Mark UP hosts DOWN that have been silent for ``silent_after`` seconds. Returns their ids."""
     return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **asdict(scope)})]
 
 

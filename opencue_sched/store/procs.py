@@ -20,8 +20,8 @@ HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
                    coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
                    coalesce(sum(greatest(0, int_gpus_reserved)), 0) AS gpus,
                    coalesce(sum(greatest(0, int_gpu_mem_reserved)), 0) AS gpu_memory"""
-"""What procs hold of their host, in a SELECT from them. One that reserves less than nothing holds nothing: else more
-than the host has would be idle, and no column might hold that."""
+"""What procs have reserved of their host, in a SELECT from them. A proc that reserves less than nothing counts as 0:
+otherwise more would be idle than the host has, which the column may not be able to hold."""
 
 # Lock these frames in id order.
 _FRAMES = (
