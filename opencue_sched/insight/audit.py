@@ -28,15 +28,18 @@ from opencue_sched.store.accounting import procs
 from opencue_sched.store.audit import OFFENDERS_NAMED, RULES, judge
 
 STAYS_WRONG_SECONDS = 2.0
+"""Time between the two looks at a contradiction: one that changes meanwhile is of work under way."""
 CHECK_DEADLINE_SECONDS = 5.0
+"""How long a check of the counters waits for those of other processes."""
 LOST_AFTER_SECONDS = 60.0
+"""How long a frame may be RUNNING without a proc, or a proc be without its frame, before that is wrong."""
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Severity(StrEnum):
-    """How it is. FAIL must be put right; WARN is what somebody probably did not mean."""
+    """How bad a finding is. FAIL must be put right; WARN is what somebody probably did not mean."""
 
     OK = "ok"
     WARN = "warn"
@@ -54,7 +57,7 @@ class Finding:
     remedy: str = ""
     """What to do, or empty when nothing is to be done."""
     offenders: tuple[str, ...] = ()
-    """What is wrong, each in words."""
+    """The rows, keys or hosts that are wrong, each with words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Report:
         return any(finding.level is Severity.FAIL for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """One line each, and one for each offender and for what to do."""
+        """A line for each finding, and one for each of its offenders and for its remedy."""
         levels = max(len(finding.level.value) for finding in self.findings)
         names = max(len(finding.what) for finding in self.findings)
         lines = []
