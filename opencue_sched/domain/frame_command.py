@@ -17,7 +17,7 @@ from opencue_sched.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """What the frames of a job are launched with: what it says of itself, and the variables its user has set."""
+    """What the frames of a job are launched with: columns of its row, and the environment that its user has set."""
 
     shot: str
     user: str
@@ -127,7 +127,7 @@ _OF_THE_LAYER: Mapping[str, Callable[[LayerDetails], str]] = {
     "CUE_CHUNK": lambda layer: str(layer.chunk_size),
 }
 RESERVED_VARIABLES: frozenset[str] = frozenset({*_OF_THE_PLAN, *_OF_THE_JOB, *_OF_THE_LAYER})
-"""A job's or layer's own value of these would never reach its frames."""
+"""Variables that OpenCue sets. A value that a job or layer gives them never reaches its frames."""
 
 
 def environment(planned: PlannedProc, job: JobDetails, layer: LayerDetails) -> dict[str, str]:

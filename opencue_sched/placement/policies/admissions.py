@@ -50,7 +50,8 @@ def gpu_guard(demands: Iterable[Demand]) -> Admission:
 
 
 def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Resources:
-    """What the host's idle GPUs' frames will need of it: nothing if no such frame waits. At most all it has."""
+    """What frames that wait for the host's idle GPUs will need there, at most all that the host has; nothing where no
+    such frame waits."""
     if host.idle_gpus <= 0 and host.idle_gpu_memory_kb <= 0:
         return Resources(0, 0)
     cores = memory_kb = 0
@@ -74,9 +75,9 @@ def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Resources:
 
 
 LEAST_FRAMES = 8
-"""What a layer may always run on a host: a share of a small host would be a frame or two."""
+"""How many frames a layer may always run on a host: its share of a small host would be a frame or two."""
 PART_OF_CORES = 4
-"""A layer may run a frame for each four cores of the host."""
+"""For each so many cores of a host a layer may run a frame there."""
 
 
 def most_of_a_layer(host: Host) -> int:
@@ -96,7 +97,8 @@ def layer_share(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refus
 
 
 def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
-    """Keeps layers off hosts whose RQD refused them a moment ago: layer id and host name -> what it said."""
+    """The admission that keeps layers off hosts whose RQD refused them a moment ago. ``apart``: what the RQD said, by
+    layer id and host name."""
 
     def admit(_job: Job, layer: Layer, host: Host, _taken: Resources) -> Refusal | None:
         said = apart.get((layer.id, host.name))
