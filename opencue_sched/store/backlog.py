@@ -34,7 +34,7 @@ _MOST = {
     "int_gpus_min": INT_MAX,
     "int_gpu_mem_min": MOST_KB,
 }
-"""What a frame can ask for at most, by column of layer; its other numbers fit into any counter."""
+"""The most that a frame can ask for, by column of layer. Other numbers of a layer fit into any counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class WaitingLayer:
     """One object for all layers of a job that were read together."""
     layer: Layer
     version: str
-    """Another text whenever something else of the two may have changed than the count of waiting frames and the mean
-    run time."""
+    """A text that differs after every change of job or layer, but of the count of waiting frames and the mean run
+    time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BacklogRows:
 
 
 class LayerVersion(NamedTuple):
-    """What tells whether a layer has to be read again."""
+    """The version of a layer, and its count of waiting frames: a layer that has another version is read again."""
 
     layer_id: str
     waiting_frames: int
@@ -74,7 +74,8 @@ class Portion:
     """What the layer's counter said in the same snapshot."""
     frames: tuple[Frame, ...]
     back_in: float | None
-    """Seconds until a frame may start that waits for the delay of its layer; None without one among the first."""
+    """Seconds until the first of the frames that may still get a delay may be planned; None where no frame is left out
+    for that."""
 
 
 # The limits of a layer, or NULL: few have any, and of all layers PostgreSQL can tell these by a hash.
@@ -86,7 +87,7 @@ _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer =
 # and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
 _VERSION = """concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
                      extract(epoch FROM q.until), ':', array_to_string({limits}, ' '))"""
-# All that a version is made of.
+# The tables of which a version is made.
 _JOINS = """
     FROM layer_stat ls
     JOIN layer l ON l.pk_layer = ls.pk_layer
@@ -119,8 +120,9 @@ _ALL_LAYERS = f"{_COLUMNS} {_JOINS} LEFT JOIN layer_usage u ON u.pk_layer = l.pk
     "{limits}", _LIMIT_IDS
 )
 
-# Those of some layers, jobs and shows. Whatever the statistics say, each is looked up by the index of its key: what one
-# layer costs must not grow with those that wait, nor with the finished jobs that stay for weeks.
+# The layers of the backlog that are named by themselves, by their job or by their show. Whatever the statistics say,
+# each is looked up by the index of its key: what one layer costs must not grow with the layers that wait, nor with the
+# finished jobs that stay for weeks.
 _NAMED_LAYERS = f"""
     {PLANNED_ONCE}
     WITH named AS MATERIALIZED (
@@ -223,10 +225,10 @@ def fetch_layers(
     job_ids: Collection[str] = (),
     show_ids: Collection[str] = (),
 ) -> BacklogRows:
-    """All layers of the backlog in ``facilities``, or anywhere; those of these ids, jobs and shows where any are named.
-    One that is named and absent has no waiting frame, or its job may not run.
+    """All layers of the backlog in ``facilities``, or anywhere; where ids, jobs or shows are given, the layers of these
+    alone. A layer that was asked for and is absent has no waiting frame, or its job may not run.
 
-    A row that makes no sense costs its own layer, one of a job that job's.
+    A row of a layer that makes no sense makes that layer a bad one, a row of a job all layers of the job.
     """
     parameters: dict[str, Any] = {"facilities": facilities}
     if layer_ids is None and not job_ids and not show_ids:
@@ -255,8 +257,7 @@ def fetch_portions(
     """The first waiting frames of layers: ``wanted`` says how many by layer id, and a layer that is gone has no
     portion.
 
-    The planner settings of the statement stay on for the rest of the transaction: PostgreSQL goes by indexes, and does
-    not sort where it need not.
+    Later statements of the transaction are planned to use indexes, and to sort only where they must.
 
     A frame that ended with an exit status among ``uncounted``, or beside a Cuebot with that of a limit which delays
     layers, is left out for two seconds: the delay of its layer may be about to be written.

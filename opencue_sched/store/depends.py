@@ -324,9 +324,10 @@ def counters_of_reactivation(connection: Connection, frames: Collection[str], la
 
 
 def reactivate_depends(connection: Connection, frames: Collection[str], layers: Collection[str]) -> None:
-    """A frame that rendered is to render again: what was satisfied by it waits again.
+    """Have frames wait again that waited for these frames and layers, which are to render again.
 
-    FRAME_ON_FRAME and LAYER_ON_LAYER only, as Cuebot. The triggers turn dependents that are not running to DEPEND.
+    Only FRAME_ON_FRAME and LAYER_ON_LAYER dependencies are made active again, as by Cuebot. The triggers turn
+    dependents that are not running to DEPEND.
     """
     connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})
 
@@ -338,14 +339,14 @@ _ADD_IN_TURN = text("SELECT pg_advisory_xact_lock(:key)")
 
 
 def add_in_turn(connection: Connection) -> None:
-    """Wait until no other transaction adds dependencies: each looks whether its own closes a circle, and sees those of
-    the others only once they are committed. To be taken before any row is locked."""
+    """Wait until no other transaction adds dependencies. Each looks whether its own close a circle, and sees those of
+    the others only once they are committed. Call it before any row is locked."""
     connection.execute(_ADD_IN_TURN, {"key": _ADD_LOCK_KEY})
 
 
 def wait_for_open(connection: Connection, frame_ids: Collection[str]) -> None:
-    """Have frames that this transaction made WAITING wait for every dependency of theirs that is open: some may have
-    come while they ran, or after they had rendered. Their counters must be locked."""
+    """Have frames that this transaction made WAITING wait for all their open dependencies, also those that were added
+    while they ran or after they had rendered. Lock their counters first."""
     connection.execute(_WAIT_FOR_OPEN, {"frames": list(frame_ids)})
 
 
@@ -358,6 +359,7 @@ def find_stuck(
     scope: UpkeepScope,
     among: Collection[str] | None = None,
 ) -> list[str]:
-    """Ids of what is ``stuck``, a STUCK statement. ``done`` are the states of a frame that satisfies."""
+    """Ids of jobs or dependencies that are stuck. ``stuck``: STUCK_JOBS or STUCK_DEPENDS; ``done``: the states in which
+    a frame satisfies a dependency."""
     wanted = {"done": [state.value for state in done], "limit": limit, "among": None if among is None else list(among)}
     return list(connection.execute(stuck, wanted | asdict(scope)).scalars())

@@ -163,7 +163,8 @@ _UNREACHED = text(
      ORDER BY pk_job, frames DESC, pk_layer
     """  # noqa: S608 - only our own constants
 )
-# Where history is off or drained late, the procs that still run are the least there were.
+# How many frames were started lately. Where history is off, or drained late, the procs that still run are counted:
+# there were at least so many.
 _BOOKINGS = text(
     """
     SELECT greatest(
@@ -176,16 +177,19 @@ _BOOKINGS = text(
 
 
 def host_groups(connection: Connection, facility: str | None, *, staleness: float) -> Sequence[Row[Any]]:
-    """Hosts and cores summed by allocation (``name``, ``id``, ``tag``, ``default``), and by ``state`` and
-    ``lock_state`` in each facility; in either kind of row what the other is summed by is None. SILENT are hosts that
-    are UP without a report for ``staleness`` seconds. Enabled allocations without hosts have a row too, and a row with
-    0 ``hosts`` and no state. ``report_age``: seconds since the newest report of any of the hosts."""
+    """Hosts and cores, summed in two ways.
+
+    A row with a ``name`` is of an allocation (``name``, ``id``, ``tag``, ``default``), also of an enabled one without
+    hosts. Any other row is of a ``state`` and ``lock_state`` in a facility; without hosts the two are None. A host is
+    SILENT that is UP and has not reported for ``staleness`` seconds. ``report_age``: seconds since the newest report of
+    any of the hosts.
+    """
     return connection.execute(_HOST_GROUPS, {"facility": facility, "staleness": staleness}).all()
 
 
 def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """The waiting ``layer`` of each job with the most frames that no host of the show's subscriptions has a tag for, if
-    there is one; ``elsewhere``: other hosts have one of its ``tags``."""
+    """For each job the waiting ``layer`` with the most frames out of those for whose tags the show's subscriptions have
+    no host; jobs without such a layer have no row. ``elsewhere``: whether other hosts have one of its ``tags``."""
     return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 

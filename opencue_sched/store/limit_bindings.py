@@ -24,7 +24,7 @@ class LicenceShortage:
     limit_id: str
     exit_status: int
     delay_minutes: int
-    """The layer waits so long, and uses no retry; 0: the frame failed as with any other status."""
+    """How long the layer waits, without using a retry; 0: the frame has failed as with any other status."""
     auto_tag: bool
     """Whether the layer is bound to the limit."""
 
@@ -51,7 +51,8 @@ _BIND = text(
     ON CONFLICT (pk_layer, pk_limit_record) DO NOTHING
     """
 )
-# In the order in which everybody locks layers. A layer that waits for longer goes on to.
+# Delays layers, which are locked in the order in which every transaction locks them. A layer with a longer delay keeps
+# it.
 _DELAY = text(
     """
     WITH short AS (
@@ -127,8 +128,8 @@ def follow_shortages(connection: Connection, short: Sequence[tuple[str, LicenceS
 
 
 def bind_by_hand(connection: Connection, layer_ids: Collection[str], limits: Collection[str]) -> None:
-    """Bind layers to limits, by their names; what was learnt is a person's from then on, and what a job file says stays
-    that."""
+    """Bind layers to limits (names) for a person. A binding that was learnt from an exit status (AUTO) becomes the
+    person's (MANUAL); one of a job file stays as it is (SPEC)."""
     if not limits:
         return
     layers, names = sorted(layer_ids), sorted(limits)
@@ -145,5 +146,5 @@ def list_bindings(connection: Connection, limit_id: str, *, most: int) -> Sequen
 
 
 def unbind_learnt(connection: Connection, limit_id: str) -> int:
-    """Take from layers the limit that they were bound to for its exit status; how many were."""
+    """Unbind layers from a limit to which they were bound because of its exit status. Returns how many there were."""
     return connection.execute(_UNBIND_LEARNT, {"limit": limit_id}).rowcount

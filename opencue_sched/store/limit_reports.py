@@ -33,7 +33,8 @@ _LOCK = text(
      ORDER BY pk_limit_record FOR NO KEY UPDATE
     """  # noqa: S608 - only our own constant
 )
-# Of several names that become equal, the one with the most tokens. A holder that did not change keeps its row.
+# What a report says, a row for each limit and machine. Of several names that become equal, the one with the most tokens
+# counts.
 _SAID = f"""
     SELECT DISTINCT ON (pk_limit_record, str_host_name) said.*
       FROM (SELECT limit_id AS pk_limit_record, {NAME_ON_HOST.format(name="host")} AS str_host_name,

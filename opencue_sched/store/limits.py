@@ -147,8 +147,8 @@ def fetch_limits(connection: Connection, settle_window_seconds: float) -> dict[s
     - ``threshold``: with so many nothing else may start, but on a machine that holds it.
     - ``left``: how many more may; None: any number, because the limit ``is_open``.
     - ``frames``: how many frames run under it now; ``machines``: how many machines hold it.
-    - From its row: ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None: for
-      ever), ``report_is_too_old``, ``report_source``, ``exit_status``, ``delay_minutes`` and ``auto_tag``.
+    - From its row: ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None:
+      for ever), ``report_is_too_old``, ``report_source``, ``exit_status``, ``delay_minutes`` and ``auto_tag``.
     """
     statement = _compiled(_USE, has_holders=has_holders(connection))
     return {row.id: row for row in connection.execute(statement, {"settle_window": settle_window_seconds})}

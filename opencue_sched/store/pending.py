@@ -29,14 +29,14 @@ def countable(column: str) -> str:
 
 USED = f"""CAST(COALESCE(sum(({countable("p.int_cores_reserved")} + 99) / 100), 0) AS bigint) AS cores,
                CAST(COALESCE(sum({countable("p.int_gpus_reserved")}), 0) AS bigint) AS gpus"""
-"""What procs take, in whole cores and GPUs."""
+"""What procs ``p`` take, in whole cores and GPUs."""
 DELAYING_STATUSES = """ARRAY(
         SELECT CAST(stored.columns ->> 'int_exit_status' AS bigint)
           FROM limit_record CROSS JOIN LATERAL (SELECT to_jsonb(limit_record) AS columns) stored
          WHERE limit_record.pk_limit_record > '' AND CAST(stored.columns ->> 'int_delay_minutes' AS int) > 0
            AND stored.columns ->> 'int_exit_status' IS NOT NULL)"""
-"""The exit statuses with which frames say that they got a limit's licence not, and after which their layer waits. Every
-id is above the empty one: so the index serves where a commit does without sequential scans."""
+"""The exit statuses with which frames say that they got no licence of a limit, and after which their layer waits. Every
+id is above the empty text: the condition lets an index serve, in a commit that does without sequential scans."""
 # A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules, and that of a limit) frees
 # the frame up to a second before it writes the delay, and may drop that write: until then nobody knows whether the
 # frame may start. A date far off says nothing.
@@ -69,9 +69,9 @@ _SHARES = text(
     """  # noqa: S608 - only our own constants
 )
 
-# All that waits, whether or not passes get that far, by what it needs of a host, in one statement. Once in a while: it
-# sums what runs of every job, or of those in ``jobs``. A layer that a cap of its own keeps waiting could not run
-# wherever there is a host.
+# All that waits, whether or not passes get that far, by what it needs of a host. Asked once in a while, because it sums
+# what runs of every job, or of those in ``jobs``. Why a layer waits is part of it: a layer that a cap keeps waiting
+# could not run even where there is a host.
 _WAITING_WORK = f"""
     WITH used AS MATERIALIZED (
         SELECT p.pk_job, {USED}
@@ -127,19 +127,19 @@ def fetch_waiting_work(
     layer_ids: Collection[str] | None = None,
     job_ids: Collection[str] | None = None,
 ) -> Sequence[Row[Any]]:
-    """The waiting work that passes may look at, in ``facilities`` or everywhere, of all layers or of these.
+    """The work that passes may look at, in ``facilities`` or everywhere; of ``layer_ids`` alone where these are given.
 
-    There is a row for all work that has the same facility, show, OS, need and reason to wait. The need is the columns
-    of layer; ``tags`` are as they are compared, between bars, and ``least_cores`` is what one frame takes. A row has
-    the number of ``frames``, whether any is ``in_capped_folder``, the ids of its ``layers`` and ``jobs``, and how many
-    frames of each layer are ``waiting``.
+    Each row is of layers of one facility, show, OS and need that wait for the same reason:
 
-    The reason, ``why``, is quarantined; else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit,
-    where that cap has too little headroom for a frame; else behind. Passes also look at layers under a limit that as
-    many machines hold as may: those machines take more frames all the same.
+    - The need is the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one frame.
+    - ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
+      too little headroom for one frame, else behind. A limit of machines whose seats are all taken is no reason: the
+      machines that hold it take more frames, so passes look at such layers.
+    - ``frames``: how many wait; ``in_capped_folder``: whether a job of any is in a folder with a cap.
+    - ``layers``, ``jobs``, ``waiting``: for each layer its id, its job's id, and how many of its frames wait.
 
-    ``settle_window_seconds``: see store/limits.py. With ``job_ids``, what runs is summed of these jobs alone: they must
-    be all jobs of the layers, and of the capped folders of these.
+    ``settle_window_seconds``: see store/limits.py. ``job_ids``: sum what runs for these jobs alone. They must be all
+    jobs of the layers, and all jobs in capped folders of theirs.
     """
     jobs, layers = (None if ids is None else texts(ids) for ids in (job_ids, layer_ids))
     wanted = {"use": True, "jobs": jobs, "layers": layers, "settle_window": settle_window_seconds}
@@ -149,7 +149,7 @@ def fetch_waiting_work(
 def fetch_requirements(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
 ) -> Sequence[Row[Any]]:
-    """What fetch_waiting_work returns, for all work and as if nothing ran: no proc is read for it."""
+    """The rows of `fetch_waiting_work` for all work, as if nothing ran: no proc is read."""
     return _waiting_work(
         connection, facilities, facts, {"use": False, "jobs": None, "layers": None, "settle_window": 0}
     )
@@ -244,7 +244,7 @@ def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> fr
 
 
 def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bool:
-    """Whether there is a cluster for any of these tags: a host that has one, where the show has a subscription."""
+    """Whether any of these tags has a cluster: a host with the tag, in an allocation to which the show subscribes."""
     facilities, shows, tags = (list(column) for column in zip(*wanted, strict=True))
     found = connection.execute(_TAGS_WITH_A_CLUSTER, {"facilities": facilities, "shows": shows, "tags": tags})
     return bool(found.scalar_one())
@@ -261,6 +261,7 @@ _LIMIT_CAPS = text(
 
 
 def fetch_limit_caps(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id: ``id``, ``name``, ``max_value``, whether it ``counts_machines``, and ``frames``: how many may
-    run where a licence server reports of it, or it is not enforced (-1: any number), without what runs under it."""
+    """Every limit by id, without what runs under it: ``id``, ``name``, ``max_value``, whether it ``counts_machines``,
+    and ``frames``: how many may run under a limit that a licence server reports, or that is not enforced (-1: any
+    number)."""
     return {row.id: row for row in connection.execute(_LIMIT_CAPS)}

@@ -46,7 +46,8 @@ KNOWN_TEXTS: Mapping[str, frozenset[str]] = {
 _AFTER_UPDATE_FOR_EACH_ROW = 1 | 16
 """pg_trigger.tgtype of both triggers: TRIGGER_TYPE_ROW and TRIGGER_TYPE_UPDATE, without TRIGGER_TYPE_BEFORE."""
 
-# Of changes that a trigger makes in turn (depth 2) nothing is left out: a count can only be of the booking's own rows.
+# Added to the functions. Changes that a trigger makes in turn (depth 2) are not left out: only the booking's own rows
+# may be counted.
 _EARLY_RETURN = """
     -- opencue-sched: left to the booking that starts the frame (opencue-sched migrate --set-based-frames)
     IF current_setting('{marker}', true) = CAST(pg_current_xact_id() AS text)
@@ -81,7 +82,7 @@ class _Function:
     body: str
     definition: str
     fires: bool
-    """Its trigger is enabled, and runs after each row that an UPDATE changes."""
+    """Whether its trigger is enabled, and runs after each row that an UPDATE changes."""
 
     @property
     def leaves_out(self) -> bool:
@@ -112,11 +113,11 @@ class FramesWay:
     """How the frames that bookings start get into counters and history."""
 
     on: bool
-    """Both functions leave them to the booking, and are otherwise of a known text."""
+    """Whether bookings write both: both functions leave them out, and have a known text otherwise."""
     changed: tuple[str, ...]
-    """The functions that have our early return."""
+    """The names of the functions that have our early return."""
     obstacles: tuple[str, ...]
-    """Why it cannot be switched on here, each a clause; empty where it can be."""
+    """Why bookings cannot write them in this database, each a clause; empty where they can."""
 
 
 def _functions(connection: Connection) -> list[_Function]:

@@ -211,8 +211,8 @@ def insert_job(
         connection.execute(statement, rows)
     if starts := {layer["id"]: layer["start_after"] for layer in layers if layer["start_after"]}:
         set_start_after(connection, starts, "by its job file")
-    names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders", "waits_for")
-    columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
+    parameters = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders", "waits_for")
+    columns = dict(zip(parameters, map(list, zip(*frames, strict=True)), strict=True))
     connection.execute(_INSERT_FRAMES, {"job": job["job"], **columns})
     connection.execute(_INSERT_DEPENDS, {"job": job["job"], "rows": json.dumps(depends)})
     open_jobs(connection, [job["job"]])
