@@ -83,7 +83,7 @@ RECOMPUTES_MISSED = 2
 """After so many intervals without a recompute `doctor` reports differences that a recompute would have put right."""
 
 _REACH = "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
-# Of the report service.
+# Why RQDs of other machines may not reach the report service.
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 _FAILED_COMMITS = (
     "look for long transactions in pg_stat_activity and at PostgreSQL's log; all of a commit has to fit in "

@@ -113,9 +113,9 @@ class Explanation:
     breaking_hosts: tuple[str, ...]
     """A sentence on each host with the job's tags that may break frames."""
     layers: tuple[Mapping[str, Any], ...]
-    """Of each layer its name and id, how many frames it has (``frames``) and how many are in each state, the
-    ``reasons`` for which they wait, the one that explains most first, and how dead frames died (``deaths``), if the
-    caller has asked for that."""
+    """A mapping for each layer: its name and id, how many frames it has (``frames``) and how many are in each state,
+    the ``reasons`` for which they wait, the one that explains most first, and how dead frames died (``deaths``), if
+    the caller has asked for that."""
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 

@@ -20,10 +20,15 @@ from opencue_sched.domain.states import exit_meaning, signal_words
 from opencue_sched.store import jobs
 
 BLOCK_BYTES = 65_536
+"""How much of a log is read at once."""
 _END_BYTES = 32_768
+"""How much of a log's end is read for a death."""
 _END_LINES = 5
+"""How many lines of output are shown for a death."""
 _FOOTER_BYTES = 4_096
+"""The part of a log's end in which RQD's account of the run is looked for."""
 _LINE_WIDTH = 400
+"""How many characters of such a line are shown."""
 _LOGS_READ = 5
 """How many kinds of deaths get the end of a log, the most frequent first; the logs' file server may be slow."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

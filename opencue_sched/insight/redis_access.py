@@ -48,7 +48,7 @@ class RedisAccess:
     """Channels, literally: a subscriber of a pattern needs that very pattern in its rules."""
 
     def rules(self) -> list[str]:
-        """These commands, keys and channels as ACL SETUSER takes them."""
+        """This access as rules for ACL SETUSER."""
         return [
             *(f"+{command}" for command in self.commands),
             *(f"~{key}" for key in self.keys),
@@ -117,7 +117,7 @@ def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, N
                 missing[f"+{command[0]}" if " run " in str(error) else rule] = None
             elif command[0] == "multi":
                 raise
-            # Else of the command, which has no sense here: it was allowed.
+            # Any other error is about the arguments, which make no sense here: the command itself is allowed.
     return missing
 
 
