@@ -631,7 +631,7 @@ class HostCache:
         if (running_read and host.idle_cores) or host.idle_centicores >= host.total_centicores:
             entry.running_read_at = read_at
         elif entry.read is not None:
-            # Of a full host no read says what runs there, either.
+            # A read says nothing of what runs on a full host, either.
             host = replace(host, running=_with(entry.read.running, covered.values()))
         # A frame that was placed and has ended since the last read ran here as well.
         ran = dict.fromkeys((*covered.values(), *entry.ran))

@@ -223,7 +223,7 @@ class Planner:
                     for state in self._states_of(show, waiting, frames=()):
                         state.reason = self._why(state)
             for states in show.states.values():
-                # Of a layer none of whose frames can be had now, no search says why.
+                # A layer of whose frames none can be had now gets no verdict: no search says why it waits.
                 if any(state.placed or not state.all_read for state in states):
                     self._verdict(states)
             self.plans[show.work.clusters[0]].shortages = self._shared_shortages(show)

@@ -32,7 +32,7 @@ MOST_HOSTS_OF_A_LAYER = 4
 RESERVATION_SECONDS = 600.0
 """Life of a reservation after its last renewal: longer than any change of leaders takes."""
 DRAW_SECONDS = 60.0
-"""The time between two draws of the order in which layers are granted a host."""
+"""Time between two draws of the order in which layers are granted a host."""
 LONGEST_ELAPSED_SECONDS = 60.0
 """The most that is added to a layer's blocked seconds for a time in which no task looked."""
 
@@ -79,8 +79,8 @@ def draining(hosts: Iterable[Host], now: float) -> Refusal | None:
     ]
     if not drains:
         return None
-    free_at, name = min(drains)
-    return Refusal(Verdict.DRAINING, f"host {name} drains for it, {_expected(free_at, now)}")
+    first, name = min(drains)
+    return Refusal(Verdict.DRAINING, f"host {name} drains for it, {_expected(first, now)}")
 
 
 def _expected(free_at: float | None, now: float) -> str:
@@ -99,7 +99,7 @@ class WideLayer(NamedTuple):
     job_id: str
     priority: int
     demand: Demand
-    """Has no allocation while a cap keeps the layer waiting."""
+    """Its waiting frames; without any allocation while a cap keeps the layer waiting."""
     blocked_seconds: float
     hosts: int
     """How many hosts could ever take one of its frames."""
