@@ -144,7 +144,7 @@ class PlanHeadroom:
     def where_seats_serve(self, layer: Layer, need: Resources) -> Iterator[Where]:
         """Where to look for a host for the layer's frames, one look after the other.
 
-        A layer under no limit that counts machines has one look, at all hosts. Any other has two:
+        A layer under no limit that counts machines has one look, at all hosts. Any other has up to two:
 
         1. The hosts that hold a seat of each of its limits: a frame there takes no new one.
         2. Hosts that would take a new seat. Where a limit has none left, they are those that hold one of it. A new seat
