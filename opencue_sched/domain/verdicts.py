@@ -83,9 +83,9 @@ class Shortage:
     """
 
     tags: tuple[str, ...]
-    """The layers that wait for this have one of these tags."""
+    """The layers that wait for this reason have one of these tags."""
     need: Resources
-    """The frames of these layers need at least this."""
+    """The frames of the layers that wait for this reason need at least so much."""
     verdict: Verdict
     detail: str
     """One sentence for an operator."""

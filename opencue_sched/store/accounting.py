@@ -111,8 +111,9 @@ _LIMIT_CAPS = f"""
            {_machines(f"NOT {_MAY_MISS_IN_REPORT}")} AS past_machines
       FROM limit_record {TERMS}
 """
-_PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
-# For each kind of vertex: the statement, the condition for rows of some ids, the condition for rows of some shows.
+_IN_PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
+# For each kind of vertex: the statement, the condition for rows with one of the ids, and the condition for rows of one
+# of the shows.
 _CAPS = {
     "sub": (_SUBSCRIPTION_CAPS, f"(pk_show, pk_alloc) {_IN_PAIRS}", "pk_show = ANY(:shows)"),
     "folder": (_FOLDER_CAPS, "pk_folder = ANY(:first)", "folder.pk_show = ANY(:shows)"),
@@ -139,8 +140,10 @@ def managed_show_ids(connection: Connection) -> frozenset[str]:
 
 
 def managed_show_versions(connection: Connection, show_ids: Sequence[str] | None = None) -> dict[str, str]:
-    """The version of the row of each managed show, or of those in ``show_ids``, by show id. Every change of the row
-    makes another version."""
+    """Managed shows, only those of ``show_ids`` where these are given, each with the version of its row.
+
+    Every change of the row gives it another version.
+    """
     return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS, {"shows": show_ids})}
 
 
@@ -247,8 +250,9 @@ def layers_under(connection: Connection, limit_ids: Collection[str]) -> list[str
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:
-    """How many COMMITs began so many seconds ago, or more, and are not finished: no snapshot has their rows.
+    """How many COMMITs the server got ``seconds`` ago or earlier and has not finished: no snapshot has their rows yet.
 
-    PostgreSQL's time-outs do not end a COMMIT. It takes long where a disk is slow, or a synchronous standby is away.
+    PostgreSQL ends no COMMIT early, whatever its time-outs: a slow disk or an absent synchronous standby may hold one
+    up for as long as it likes.
     """
     return int(connection.execute(_UNFINISHED_COMMITS, {"seconds": seconds}).scalar_one())

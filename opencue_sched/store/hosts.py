@@ -41,8 +41,9 @@ def bucket(host_id: str) -> str:
     return f"get_byte(decode(left(md5({host_id}), 2), 'hex'), 0)"
 
 
-# The procs of a host are read only where {wanted}, and where a core is idle for another frame: each host has many
-# procs, and in a full farm hardly any host has a core idle.
+# What a Host is made of, for a host ``h`` with its statistics ``s`` and allocation ``a``. The layers that run on a host
+# are read only where a frame could still go beside them and the condition {wanted} holds: on a full farm that is so of
+# few hosts, and each host has many procs.
 _COLUMNS = f"""
     h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, {LOCKED_CENTICORES} AS locked_centicores,
@@ -110,14 +111,15 @@ def fetch_groups(
     *,
     most: int | None = None,
 ) -> list[Host]:
-    """The hosts of a facility that carry one of the tags and are in one of these buckets (domain/shards.py), of any
-    allocation, that reported in the last ``staleness`` seconds.
+    """The hosts of a facility that carry one of the tags and are in one of these buckets (domain/shards.py).
 
-    ``most``: return any so many of them, and fewer only where there are no more. One statement; more where rows that
-    make no sense have to be replaced.
+    They may be of any allocation. Their last report is at most ``staleness`` seconds old. With ``most``, any so many of
+    them are returned; fewer only where there are no more.
     """
-    wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
-    parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
+    some_buckets = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
+    parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": some_buckets}
+    # Bad rows are skipped, so a limited read that met any may return too few hosts: it is then made again with a higher
+    # limit.
     limit = most
     while True:
         rows = connection.execute(_HOSTS_WITH_TAGS, {**parameters, "most": limit}).all()
@@ -130,8 +132,11 @@ def fetch_groups(
 def fetch_buckets(
     connection: Connection, facility_ids: Collection[str], staleness: float, buckets: Collection[int]
 ) -> list[Host]:
-    """The hosts of these buckets in the facilities, whatever tags they carry. The cost grows with these hosts alone,
-    however many others there are. Later statements of the transaction are planned to use indexes."""
+    """The hosts of the facilities that are in these buckets, whatever tags they carry.
+
+    Their last report is at most ``staleness`` seconds old. The cost is that of these hosts, however many others there
+    are. The planner settings of the statement stay on for the rest of the transaction (PLANNED_ONCE).
+    """
     parameters = {"facilities": texts(facility_ids), "staleness": staleness, "buckets": numbers(sorted(buckets))}
     return _hosts(connection.execute(_HOSTS_IN_BUCKETS, parameters))
 
@@ -144,12 +149,13 @@ def fetch_hosts_by_id(
     but_running: Collection[str] = (),
     planned_once: bool = False,
 ) -> list[Host]:
-    """The hosts of ``ids`` that may take frames now; the others are absent.
+    """The hosts of ``ids`` that may take frames now; a host that is absent from the answer may not.
 
-    ``but_running``: ids of hosts of which the frames that run there are not read. ``planned_once``: use a prepared
-    statement; later statements of the transaction are planned to use indexes then.
+    Their last report is at most ``staleness`` seconds old. What runs on the hosts ``but_running`` is not read: the
+    caller knows. ``planned_once`` uses a prepared statement, whose planner settings stay on for the rest of the
+    transaction (PLANNED_ONCE).
     """
-    statement = _BY_ID_ONCE if planned_once else _BY_ID_AMONG_OTHERS
+    statement = _HOSTS_BY_ID_PREPARED if planned_once else _HOSTS_BY_ID_UNPREPARED
     running = booleans(host_id not in but_running for host_id in ids)
     return _hosts(connection.execute(statement, {"ids": texts(ids), "running": running, "staleness": staleness}))
 
@@ -218,8 +224,8 @@ _TAGS_OF_HOSTS = text(
 )
 
 
-# How many hosts there are; where there are more than :most, that number.
-_COUNT = text(
+# How many hosts there are in some facilities, or in all; counting stops at :most.
+_COUNT_HOSTS = text(
     """
     SELECT count(*) FROM (
         SELECT FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
@@ -235,7 +241,7 @@ def count_hosts(connection: Connection, facilities: Sequence[str] | None, *, mos
     return int(connection.execute(_COUNT_HOSTS, {"facilities": facilities, "most": most}).scalar_one())
 
 
-# Names of hosts that differ in case alone, a sorted group for each.
+# Names of hosts that differ in case alone: each group of them sorted.
 _NAMES_IN_TWO_CASES = text(
     """
     SELECT array_agg(str_name ORDER BY str_name) FROM host
@@ -254,8 +260,10 @@ _FULL_NAME = text("SELECT coalesce(str_fqdn, str_name) FROM host WHERE str_name 
 
 
 def full_names(engine: Engine) -> Callable[[str], str]:
-    """A function for RqdChannels, which looks up the name with domain under which a host reports. It raises
-    RqdFailure."""
+    """A function for RqdChannels that returns the name, with domain, under which a host reports.
+
+    It raises RqdFailure when PostgreSQL does not answer.
+    """
 
     def look_up(name: str) -> str:
         try:
@@ -383,11 +391,11 @@ def list_hosts(
     part: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """Hosts in the order of their names. Each argument leaves out others: hosts of other ids, allocations, lock states
-    or hardware states, without any of ``tags``, without ``part`` in their name.
+    """Hosts in the order of their names; only those that meet every condition that is given.
 
-    Of a row ``locked_centicores`` are locked on the host's RQD, ``free_memory_kb`` is what the machine itself reports
-    free, ``load`` is in hundredths, ``report_age`` is in seconds since the last report.
+    The conditions are: one of the ids, the allocation, lock state or hardware state, any of ``tags``, and ``part`` in
+    the name. In a row ``locked_centicores`` are locked on the host's RQD, ``free_memory_kb`` is what the machine itself
+    reports free, ``load`` is in hundredths, as reported, and ``report_age`` is in seconds since the last report.
     """
     any_tag = None if tags is None else list(map(normalise_tag, tags))
     conditions = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tags": any_tag, "part": part}
@@ -405,8 +413,10 @@ def list_procs(
     alloc_id: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[Row[Any]]:
-    """Procs, the oldest first. Each argument leaves out others. ``frame`` and ``frame_id`` are None when the frame was
-    taken off its proc."""
+    """Procs, the one that was dispatched first in front; only those that meet every condition that is given.
+
+    ``frame`` and ``frame_id`` are None when the frame was taken off its proc.
+    """
     procs, frames = (None if ids is None else list(ids) for ids in (proc_ids, frame_ids))
     conditions = {"procs": procs, "frames": frames, "host": host_id, "job": job_id, "show": show_id, "alloc": alloc_id}
     return connection.execute(_LIST_PROCS, {**conditions, "most": most}).all()
@@ -425,15 +435,17 @@ def set_lock(
     new: str,
     source: str,
 ) -> list[str]:
-    """Change the lock of hosts that are in one of the ``old`` states, and were locked by ``old_source`` if that is
-    given. Returns the ids of the hosts that were changed."""
+    """Change the lock of those hosts that are in one of the ``old`` states; returns the ids of the hosts changed.
+
+    With ``old_source``, only a lock that this source has set is changed.
+    """
     lock_hosts(connection, host_ids)
     change = {"hosts": list(host_ids), "old": list(old), "old_source": old_source, "new": new, "source": source[:128]}
     return list(connection.execute(_SET_LOCK, change).scalars())
 
 
 def set_state(connection: Connection, host_id: str, *, old: Collection[HardwareState], new: HardwareState) -> bool:
-    """Change the hardware state of a host that is in one of the ``old`` states. Returns whether it was."""
+    """Change the hardware state of a host that is in one of the ``old`` states; returns whether it was."""
     lock_hosts(connection, [host_id])
     return connection.execute(_SET_STATE, {"host": host_id, "old": list(old), "new": new}).rowcount > 0
 
@@ -446,10 +458,10 @@ def set_tags(
     add: Collection[str] = (),
     drop: Collection[str] | None = None,
 ) -> None:
-    """Give hosts the tags ``add`` of a kind, and take the tags ``drop`` of that kind from them; without ``drop`` all
-    other tags of the kind. Lock the hosts first where there are several.
+    """Give hosts the tags to ``add``, of one kind, and take from them the tags to ``drop`` of that kind.
 
-    A tag with the same letters in another case is the same tag; without ``drop`` it gets the new spelling.
+    Without ``drop`` they lose all other tags of that kind, and a tag that they have in another case gets the new
+    spelling. Tags that differ in case alone are the same tag. The caller locks the hosts first where they are several.
     """
     dropped = None if drop is None else list(map(normalise_tag, drop))
     for statement in _SET_TAGS:
