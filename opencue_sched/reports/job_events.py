@@ -26,17 +26,9 @@ from opencue_sched.store import job_events
 
 _log = structlog.get_logger(__name__)
 
-SEND_SECONDS = 10.0
-"""How long a receiver may take for an event."""
-HANGING_SECONDS = 2.0
-"""The time after which an attempt hangs: it takes no place of others any more.
-
-While PLACES other attempts have more time, a receiver may take no longer than this for an event."""
 PLACES = 16
 """How many events are being sent at a time for the first time, and how many again, without those that hang: of these
 there are as many more at most."""
-RUN_SECONDS = 5.0
-"""The time after which a call of `send_events` begins nothing more. So it ends SEND_SECONDS later at the latest."""
 LOOK_SECONDS = 0.1
 """The time between two looks for other events that are due, while an event is being sent."""
 FIRST_REPEAT_SECONDS = 30.0
@@ -50,6 +42,25 @@ MOST_DROPPED = 1_000
 """Events given up by one call."""
 
 
+@dataclass(frozen=True, slots=True)
+class SendTimes:
+    """How long sending may take, in seconds."""
+
+    patience: float = 10.0
+    """How long a receiver may take for an event."""
+    hanging: float = 2.0
+    """The time after which an attempt hangs: it takes no place of others any more.
+
+    While PLACES other attempts have more time, a receiver may take no longer than this for an event."""
+    run: float = 5.0
+    """The time after which a call of `send_events` begins nothing more: the call ends ``patience`` later at the
+    latest."""
+
+
+SEND_TIMES = SendTimes()
+"""The times of every process; tests have shorter ones."""
+
+
 def send_events(
     engine: Engine,
     receiver: Receiver | None,
@@ -58,9 +69,7 @@ def send_events(
     count: Callable[[str, int], object],
     stopping: Callable[[], bool] = lambda: False,
     begins_no_more: Callable[[], object] = lambda: None,
-    patience_seconds: float = SEND_SECONDS,
-    hanging_seconds: float = HANGING_SECONDS,
-    run_seconds: float = RUN_SECONDS,
+    times: SendTimes = SEND_TIMES,
 ) -> dict[str, int]:
     """Send what is due of a facility (None: of all), give up what is too old; how many were ``sent``, ``failed`` and
     are tried again, and were ``dropped``. ``count`` is called with each of these words and a number.
@@ -70,7 +79,7 @@ def send_events(
     SQLAlchemy's errors; what was not sent then is due again.
     """
     figures: Counter[str] = Counter(sent=0, failed=0, dropped=0)
-    until = monotonic() + run_seconds
+    until = monotonic() + times.run
 
     def counted(outcome: str, amount: int) -> None:
         if amount:
@@ -90,7 +99,7 @@ def send_events(
     if receiver is None:
         return dict(figures)
 
-    lanes = [_Lane(again, patience_seconds, hanging_seconds) for again in (False, True)]
+    lanes = [_Lane(again, times) for again in (False, True)]
     with ThreadPoolExecutor(4 * PLACES, thread_name_prefix="job-events") as threads, ExitStack() as beginning:
         beginning.callback(begins_no_more)
         begins = True
@@ -158,8 +167,7 @@ class _Lane:
 
     again: bool
     """True for the others."""
-    patience_seconds: float
-    hanging_seconds: float
+    times: SendTimes
     attempts: list[_Attempt] = field(default_factory=list)
 
     def take_out_ended(self) -> list[_Attempt]:
@@ -170,13 +178,13 @@ class _Lane:
     def free_places(self) -> int:
         """How many attempts may begin beside those that do not hang; with those that do there are two for a place."""
         now = monotonic()
-        brisk = sum(now - attempt.began < self.hanging_seconds for attempt in self.attempts)
+        brisk = sum(now - attempt.began < self.times.hanging for attempt in self.attempts)
         return min(PLACES - brisk, 2 * PLACES - len(self.attempts))
 
     def patience(self) -> float:
         """How long the next attempt may take: all the time for the first PLACES, so that the others take turns."""
-        patient = sum(attempt.patience_seconds == self.patience_seconds for attempt in self.attempts)
-        return self.patience_seconds if patient < PLACES else self.hanging_seconds
+        patient = sum(attempt.patience_seconds == self.times.patience for attempt in self.attempts)
+        return self.times.patience if patient < PLACES else self.times.hanging
 
 
 def _send(receiver: Receiver, event: Row[Any], seconds: float) -> str:

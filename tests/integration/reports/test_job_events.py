@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from opencue_sched.reports.job_events import (
     LONGEST_AGE_SECONDS,
     MOST_TRIES,
     PLACES,
+    SendTimes,
     send_events,
 )
 from opencue_sched.reports.reaper import reap
@@ -36,7 +38,7 @@ from tests.kit.event_receiver import EventReceiver, event_receiver
 from tests.kit.runs import FarmView, Running, ScriptedKiller, complete_frame, start
 from tests.kit.statements import listening
 
-PATIENCE_SECONDS = 2.0
+IMPATIENT = SendTimes(patience=2.0)
 
 
 @pytest.fixture
@@ -49,10 +51,14 @@ def receiver() -> Iterator[EventReceiver]:
 def send(engine: Engine, receiver: EventReceiver) -> Callable[..., dict[str, int]]:
     """Send what is due to ``receiver``, or as the given settings say, in the way of the task; its figures."""
 
-    def send(events: Events | None = None, count: Callable[..., object] = lambda *_: None, **how: Any) -> Any:
+    def send(
+        events: Events | None = None,
+        count: Callable[..., object] = lambda *_: None,
+        times: SendTimes = IMPATIENT,
+        **how: Any,
+    ) -> Any:
         to = receiver_of(events or Events(url=SecretStr(receiver.url)))
-        how = {"patience_seconds": PATIENCE_SECONDS, **how}
-        return send_events(engine, to, facility=None, count=count, **how)
+        return send_events(engine, to, facility=None, count=count, times=times, **how)
 
     send()  # from now on it is known that somebody is to be told
     return send
@@ -268,7 +274,7 @@ def test_events_that_hang_again_and_again_leave_the_way_free_for_new_ones(
     # when new ones come, then they are sent in the same call
     for run in fresh:
         complete_frame(engine, run.report())
-    assert send(run_seconds=1.0)["sent"] == 3
+    assert send(times=replace(IMPATIENT, run=1.0))["sent"] == 3
 
 
 @pytest.mark.parametrize("tried", [0, 1])
@@ -285,7 +291,7 @@ def test_events_that_hang_at_their_first_try_delay_no_other(
     view.run_sql("UPDATE opencue_sched_job_event SET tries = :tried", tried=tried)
 
     # when they are sent, then the others are in the same call
-    figures = send(hanging_seconds=0.2)
+    figures = send(times=replace(IMPATIENT, hanging=0.2))
     assert figures == {"sent": len(others), "failed": len(hanging), "dropped": 0}
     assert len(waiting(view)) == len(hanging)
 
