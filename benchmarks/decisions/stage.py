@@ -95,7 +95,7 @@ _TERMS = text(
 )
 _FRAMES = text(
     "SELECT count(*) FILTER (WHERE str_state = 'DEAD') AS \"dead frames\","
-    ' coalesce(sum(int_retries), 0) AS "retries used" FROM frame'
+    ' CAST(coalesce(sum(int_retries), 0) AS bigint) AS "retries used" FROM frame'
 )
 _PAUSE = text("UPDATE job SET b_paused = :paused WHERE pk_show = :show")
 
