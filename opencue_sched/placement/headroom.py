@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
 from opencue_sched.domain.hosts import Host, Resources
@@ -21,10 +22,20 @@ from opencue_sched.domain.units import INT_MAX
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Refusal
 
-Where = tuple[Collection[str] | None, Callable[[Host], float] | None]
-"""Ids of hosts, None for all, and by what one of them is chosen, the lowest first, None for the strategy's order."""
 MOST_FRAMES_FOR_A_SEAT = 1_000
 """Frames that wait for a seat are counted up to so many. Hosts have fewer cores, so more would change no choice."""
+
+
+class Where(NamedTuple):
+    """The hosts among which one look for a host goes, and which of them it prefers."""
+
+    only: Collection[str] | None = None
+    """The ids of the hosts; None for all hosts."""
+    seat_score: Callable[[Host], float] | None = None
+    """The host with the lowest score is preferred; None for the order of the show's strategy."""
+
+
+_ANYWHERE = Where()
 
 
 def _frames_left_out(need: Resources, waiting: int, host: Host) -> float:
@@ -159,7 +170,8 @@ class PlanHeadroom:
         full = [self._holding[limit_id] for limit_id in self._without_seats(layer)]
         others = set.intersection(*full) - holding if full else None
         if others is None or others:
-            yield others, partial(_frames_left_out, need, max(map(self._waiting_for, self.seat_limits(layer))))
+            waiting = max(map(self._waiting_for, self.seat_limits(layer)))
+            yield Where(others, partial(_frames_left_out, need, waiting))
 
     def _waiting_for(self, limit_id: str) -> int:
         """How many frames wait under a limit that counts machines, or a number of at least MOST_FRAMES_FOR_A_SEAT.
