@@ -89,13 +89,12 @@ def comment_on_jobs(
 
 def commenting(job_id: str, verb: str, reason: str | None, *, of_frames: bool = True) -> Note:
     """One comment on a job as a step of whoever changes its frames, or (not ``of_frames``) all of the job, in as many
-    transactions as that takes: nothing is done without it."""
-    frames: set[str] = set()
+    transactions as that takes: nothing is done without it. It counts what the last of them says was changed so far: one
+    that is rolled back leaves no trace here."""
     comment_id = str(uuid.uuid4())
 
     def note(connection: Connection, frame_ids: Collection[str]) -> None:
-        frames.update(frame_ids)
-        did = f"{counted(len(frames), 'frame')} {verb}" if of_frames else verb
+        did = f"{counted(len(set(frame_ids)), 'frame')} {verb}" if of_frames else verb
         comment_on_jobs(connection, [job_id], did, reason, comment_id=comment_id)
 
     return note

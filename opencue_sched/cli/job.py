@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import date, datetime
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection, Engine
@@ -59,6 +60,9 @@ from opencue_sched.store.history import finished_jobs
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import set_start_after
+
+if TYPE_CHECKING:
+    from opencue_sched.reports.completion import Note
 
 _JOB = click.argument("job", type=JOB)
 _JOBS = click.argument("chosen", type=JOB, nargs=-1, required=True)
@@ -469,10 +473,11 @@ def _change_command(verb: str, example: str, does: str) -> None:
                         raise
                     refusals.append(f"error: {error}")
                     continue
-                deferred = result.deferred
+                changed, deferred = result.changed, result.deferred
                 result, silent = settle(engine, job, result, alive, force=force)
                 if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):  # they wait again
-                    again = change(sorted(reaped), reason=who_and_why(verb, reason), note=note)
+                    also = partial(_note_also, note, changed)
+                    again = change(sorted(reaped), reason=who_and_why(verb, reason), note=also)
                     again, _ = settle(engine, job, again, alive, force=False)
                     result = replace(result, refusal=again.refusal or result.refusal)
                 results.append((job, names, result, silent))
@@ -491,6 +496,11 @@ def _change_command(verb: str, example: str, does: str) -> None:
         # Scripts that name one job have always got one document.
         named = len(click.get_current_context().params["chosen"]) == 1
         return Done(lines, documents[0] if named else documents, refusals, status=int(left))
+
+
+def _note_also(note: Note, before: Sequence[str], connection: Connection, frame_ids: Collection[str]) -> None:
+    """A note of frames that were changed by an earlier call, too."""
+    note(connection, (*before, *frame_ids))
 
 
 def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: Any) -> dict[NamedRow, dict[str, str]]:

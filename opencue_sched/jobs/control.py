@@ -116,6 +116,10 @@ class JobControl:
         ``looks``, until nothing runs. What the last look was refused with is told, once all others are changed."""
         refusal: Exception | None = None
         changed: dict[str, None] = {}
+
+        def note_all(connection: Connection, frame_ids: Collection[str]) -> None:
+            note(connection, (*changed, *frame_ids))
+
         deferred: dict[str, None] = {}
         # Most often completions, which the kill brings about, are applied before this call gets to it: such a frame
         # waits again, as it was to do.
@@ -140,7 +144,7 @@ class JobControl:
                     for proc, fate in killed
                     if fate is Fate.NOT_RUNNING
                 ],
-                note,
+                note_all,
             )
             changed |= {
                 outcome.frame_id: None for outcome in outcomes if outcome.state is not None or outcome.verdict in over

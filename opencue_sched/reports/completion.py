@@ -52,7 +52,8 @@ _LONGEST_RETRY_SECONDS = 0.2
 
 Request = CompletedFrame | LostRun
 Note = Callable[[Connection, Collection[str]], object]
-"""Writes down, in a transaction that changes these frames (ids), who has that done. What it locks of jobs is locked
+"""Writes down, in a transaction that changes the last of these frames (ids; the others were changed before, for the
+same person), who has that done. What it locks of jobs is locked
 behind their counters and before their layers, as by whoever ends jobs."""
 
 _Result = TypeVar("_Result")
@@ -282,15 +283,16 @@ class Releaser:
     sender: AnnouncementSender | None = None
 
     def end(self, requests: Sequence[Request], note: Note = no_note) -> list[RunOutcome]:
-        """End runs, MOST_TOGETHER in a transaction (each with its ``note``), and answer each in its place. Processes of
-        lost runs must be known not to run.
+        """End runs, MOST_TOGETHER in a transaction (each with a ``note`` of the frames stopped so far), and answer each
+        in its place. Processes of lost runs must be known not to run.
 
         When the database is in trouble the error is raised (`is_trouble`): of that transaction nothing was applied.
         """
         outcomes: list[RunOutcome] = []
+        stopped: list[str] = []
         for start in range(0, len(requests), MOST_TOGETHER):
             part = requests[start : start + MOST_TOGETHER]
-            for request, outcome in zip(part, self._end(part, note), strict=True):
+            for request, outcome in zip(part, self._end(part, note, stopped), strict=True):
                 self._record(request, outcome)
                 outcomes.append(outcome)
         return outcomes
@@ -299,11 +301,15 @@ class Releaser:
         """Publish changed hosts to the host caches, which read the rows again: so call it after the commit."""
         self._announce((), host_ids)
 
-    def _end(self, requests: Sequence[Request], note: Note) -> Sequence[RunOutcome]:
+    def _end(self, requests: Sequence[Request], note: Note, stopped: list[str]) -> Sequence[RunOutcome]:
         """End runs in one transaction or, when that fails, each half in one, so that one bad run is found and does not
-        keep the others from ending."""
+        keep the others from ending. Frames are ``stopped`` once their transaction is committed."""
+
+        def note_all(connection: Connection, frame_ids: Collection[str]) -> None:
+            note(connection, (*stopped, *frame_ids))
+
         try:
-            ended = end_runs(self, requests, note)
+            ended = end_runs(self, requests, note_all)
         except Exception as error:
             if is_trouble(error):
                 raise
@@ -311,7 +317,8 @@ class Releaser:
                 (bad,) = requests
                 return [RunOutcome(bad.proc_id, bad.frame_id, RunVerdict.REFUSED, error=error)]
             middle = len(requests) // 2
-            return [*self._end(requests[:middle], note), *self._end(requests[middle:], note)]
+            return [*self._end(requests[:middle], note, stopped), *self._end(requests[middle:], note, stopped)]
+        stopped += [outcome.frame_id for outcome in ended.outcomes if outcome.state is not None]
         self._announce(ended.ledger_procs, ended.hosts)
         for job_id in ended.finished_jobs:
             _log.info("job_finished", job=job_id)

@@ -147,6 +147,37 @@ def test_frames_changed_in_several_transactions_have_one_comment(
     assert rows("SELECT str_subject FROM comments") == [("2 frames eaten",)]
 
 
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        (("proc", "kill", "--job", JOB, "--yes"), "2 frames killed"),
+        (("job", "eat", JOB, "--state", "ANY"), "3 frames eaten"),
+        (("job", "retry", JOB, "--state", "RUNNING"), "2 frames retried"),
+    ],
+)
+def test_a_comment_counts_no_frame_whose_change_was_rolled_back(
+    cli: Cli, build: Build, rows: Rows, environment: pytest.MonkeyPatch, words: tuple[str, ...], subject: str
+) -> None:
+    # given a job of three frames that run, of which COMMIT refuses to end the second, and one that waits
+    def make(farm: Farm) -> None:
+        job, host = farm.job([LayerSpec(name="render", frames=4)], name=JOB), farm.host(name=HOST)
+        procs = farm.run(job.frames[:3], host)
+        farm.connection.execute(
+            text(
+                "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+                " IF OLD.pk_proc = TG_ARGV[0] THEN RAISE 'it stays'; END IF; RETURN NULL; END $$;"
+                "CREATE CONSTRAINT TRIGGER refuses AFTER DELETE ON proc DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+                f" EXECUTE FUNCTION refuses('{procs[1]}')"
+            )
+        )
+
+    build(make)
+    with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
+        assert cli(*words).status == 1
+    assert rows("SELECT str_subject FROM comments") == [(subject,)]
+
+
 def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -> None:
     assert cli("job", "comment", JOB, "wait for v002\nthe camera is wrong", "--subject", "camera").status == 0
     assert cli("job", "pause", JOB).status == 0
