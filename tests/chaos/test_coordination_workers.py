@@ -29,7 +29,7 @@ from opencue_sched.coordination.keys import (
 )
 from opencue_sched.coordination.leader import tick_series
 from opencue_sched.coordination.postings import CLAIM_SECONDS as LIFE_SECONDS
-from opencue_sched.coordination.postings import LOOK_SECONDS, Claim, ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
 from opencue_sched.coordination.transport import broker_settings
 from opencue_sched.embedded.farms.farm import Farm
@@ -43,8 +43,6 @@ from tests.kit.polling import eventually
 from tests.kit.redis_log import RedisLog
 
 BOARD = BoardKeys("cue", "clusters")
-STRANDED_SECONDS = 3.0
-GOAL_SECONDS = 6.0
 CLAIM_SECONDS = 1.0
 
 
@@ -216,7 +214,6 @@ def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
             if round_ < 2:
                 site.fleet.worker(held["owner"])
     print(f"SIGKILL in mid-pass to the next committed booking: {[round(value, 2) for value in seconds]}")
-    assert LIFE_SECONDS + LOOK_SECONDS < GOAL_SECONDS
     site.fleet.beat("later")
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
 
@@ -366,12 +363,10 @@ def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
     """The 3 s are made of: 0.8 s (RESEND_SECONDS) until a message counts as lost, or the rest of the claim, at most
     2.0 s (active_scan_interval) until the next sweep looks, and its own time.
 
-    That the first look after the message was due sends it is judged by the calls Redis had; how often the sweep looks,
-    by the setting. How late a look is on a busy machine is not judged. Where nobody sweeps the workers look for
-    themselves, as often or more, also when a rest ends.
+    That the first look after the message was due sends it is judged by the calls Redis had; how late a look is on a
+    busy machine is not. Where nobody sweeps the workers look for themselves, as often or more, also when a rest ends.
     """
     site, port = awake, metrics_port(awake, "w1")
-    assert RESEND_SECONDS + max(LOOK_SECONDS, site.settings.queue.active_scan_interval) < STRANDED_SECONDS
     if accident.endswith("while no beat leads") and (beat := site.fleet.processes.pop("beat", None)):
         beat.kill()
     board = ClusterPostings(site.client, BOARD)
@@ -460,7 +455,6 @@ def test_a_worker_killed_in_a_short_rest_is_followed_by_the_first_look_of_anothe
     ticket = f"HINCRBY {BOARD.job(uuid)} ticket "
     sent = next(number for number, call in enumerate(asked) if call.text.startswith(ticket))
     assert len([call for call in asked[:sent] if call.runs("board_due")]) == 1
-    assert LOOK_SECONDS < STRANDED_SECONDS
     print(f"killed in a short rest, from its end to the message: {asked[sent].at - due:.2f}")
 
 
