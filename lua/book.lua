@@ -51,7 +51,8 @@ local checked = ARGV[2] ~= 'force'
 local refused = checked and refusal(keys, cores, gpus)
 local under
 if not refused and limits ~= '' then
-  local machine, listed = ARGV[14] or '', {}
+  -- Hundreds of machines may hold a limit: for all limits together a call reads so many of their counters.
+  local machine, listed, may_read = ARGV[14] or '', {}, 100
   ARGV[14] = nil
   for limit in string.gmatch(limits, '[^,]+') do
     local key = 'acct:limit:' .. limit

@@ -23,7 +23,7 @@ from opencue_sched.domain.caps import Vertices
 from tests.kit.counters import Store
 from tests.kit.forced import force
 
-PROCS, LIMITS = 120, 12
+PROCS, LIMITS, MACHINES = 120, 12, 300
 COMMANDS = 400
 """What a call does at most, in a store of ours alone and in a dual one."""
 
@@ -171,6 +171,26 @@ def test_under_limits_that_count_machines_a_call_leaves_what_it_has_no_time_for(
         waiting_ids, rounds = [proc_id for answer in answers for proc_id in answer[3:]], rounds + 1
     assert rounds > 1
     assert (store.ids(), store.counter(keys.job("job7"))) == (set(), (0, 0))
+
+
+def test_booking_where_far_more_machines_hold_limits_than_may(store: Store, epoch: Epoch, send: Sender) -> None:
+    # given as many limits as a layer may have, each held by hundreds of machines, when fewer may from now on
+    limits = tuple(f"limit{number}" for number in range(LIMITS))
+    for limit in limits:
+        store.seats(limit, -1)
+    frames = [
+        Booking(f"p{number}", Vertices("", "", "", "", "", "", limits), 1, machine=f"host{number:03d}")
+        for number in range(MACHINES)
+    ]
+    store.ledger.book(frames)
+    store.ledger.settle(frames)
+    for limit in limits:
+        store.seats(limit, MACHINES // 2)
+
+    # then a booking looks at few of them, and half of them go on
+    more = [replace(frame, proc_id=f"{frame.proc_id}-more") for frame in frames]
+    answers = [send([scripts.book_call(epoch.text, "check", frame, "me")])[0] for frame in more]
+    assert [int(answer[0]) for answer in answers] == [number < MACHINES // 2 for number in range(MACHINES)]
 
 
 def test_the_ledger_goes_on_with_what_calls_have_left(store: Store, epoch: Epoch) -> None:
