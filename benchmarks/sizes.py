@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
-from sqlalchemy import TextClause, text
+from sqlalchemy import Row, TextClause, text
 
 from benchmarks import idle, row_meter
 from benchmarks.bookings import Spent
@@ -63,7 +63,9 @@ _BOOKED_AT = text(
     " WHERE pk_frame = :frame"
 )
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())")
-_WAL_BYTES = text("SELECT CAST(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0') AS double precision)")
+_WRITTEN = text(
+    "SELECT count(*) AS frames, CAST(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0') AS float8) AS bytes FROM proc"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +301,24 @@ def _growth(hosts: int, frames: int, workers: int, least: int) -> GrowthResult:
         load = write_farm(bench, frames, hosts_of(hosts))
         bench.workers(workers)
         bench.fleet.beat()
-        start = bench.counters()
+        start, at_first = bench.counters(), _written(bench)
         hand_over(bench, load)
         # What a process reads when it starts is no cost of a frame.
         _wait(lambda: Spent.between(start, bench.counters()).booked >= _WARM_UP_PART * least or None)
         processes, began = bench.processes(), time.monotonic()
-        before, cpu_before, wal_before = bench.counters(), read(processes), _wal_bytes(bench)
-        wanted = _MEASURED_PART * least
-        _wait(lambda: Spent.between(before, bench.counters()).booked >= wanted or None)
-        after, wal = bench.counters(), _wal_bytes(bench) - wal_before
+        before, cpu_before = bench.counters(), read(processes)
+        wanted, written = _MEASURED_PART * least, at_first
+
+        def are_booked() -> bool | None:
+            # The counters go up when frames are launched, which is after their commit: what was written is compared
+            # with the frames that were committed by then, as soon as there are more of them.
+            nonlocal written
+            now = _written(bench)
+            written = now if now.frames > written.frames else written
+            return Spent.between(before, bench.counters()).booked >= wanted or None
+
+        _wait(are_booked)
+        after = bench.counters()
         lasted, cpu = time.monotonic() - began, read(processes).since(cpu_before)
         spent = Spent.between(before, after)
         micros = {name: spent.per_frame(1e6 * seconds) for name, seconds in cpu.groups.items()}
@@ -319,7 +330,7 @@ def _growth(hosts: int, frames: int, workers: int, least: int) -> GrowthResult:
             postgresql_us=micros["postgresql"],
             redis_us=micros["redis"],
             rows=spent.per_frame(spent["pg_tup_returned"]),
-            wal_bytes=spent.per_frame(wal),
+            wal_bytes=round((written.bytes - at_first.bytes) / (written.frames - at_first.frames), 1),
             statements=spent.per_frame(spent["scheduler_sql_statements_total"], 3),
             plan_ms=round(spent.mean_ms("plan"), 1),
             lost_percent=round(spent.lost_percent, 2),
@@ -328,6 +339,7 @@ def _growth(hosts: int, frames: int, workers: int, least: int) -> GrowthResult:
         )
 
 
-def _wal_bytes(bench: Workbench) -> float:
+def _written(bench: Workbench) -> Row[Any]:
+    """The ``frames`` that are committed, and all ``bytes`` of WAL so far."""
     with bench.engine.connect() as connection:
-        return float(connection.execute(_WAL_BYTES).scalar_one())
+        return connection.execute(_WRITTEN).one()
