@@ -236,9 +236,8 @@ class Ledger:
         """How many frames may run under limits of frames that are more than their maximum, and how many do: as
         ``seats`` tells it of machines. ``limits``: how many may (-1: any number) and name by id."""
         now, found = self._read_at([read for limit_id in limits for read in reads_of_frames(limit_id)])
-        starts = self._read_at([read_of_starts(*pair) for pair in zip(limits, found[::READS_OF_FRAMES], strict=True)])[
-            1
-        ]
+        pairs = zip(limits, found[::READS_OF_FRAMES], strict=True)
+        _, starts = self._read_at([read_of_starts(limit_id, fields) for limit_id, fields in pairs])
         answers, headroom = iter(found), {}
         for (limit_id, (most, name)), started in zip(limits.items(), starts, strict=True):
             of_limit = iter([next(answers) for _ in range(READS_OF_FRAMES)])
