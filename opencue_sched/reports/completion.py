@@ -52,9 +52,10 @@ _LONGEST_RETRY_SECONDS = 0.2
 
 Request = CompletedFrame | LostRun
 Note = Callable[[Connection, Collection[str]], object]
-"""Writes down, in a transaction that changes the last of these frames (ids; the others were changed before, for the
-same person), who has that done. What it locks of jobs is locked
-behind their counters and before their layers, as by whoever ends jobs."""
+"""A function that writes down who has frames changed, in the transaction that changes the last of them.
+
+It is given the ids of all: the others were changed before, for the same person. What it locks of jobs is locked behind
+their counters and before their layers, as by whoever ends jobs."""
 
 _Result = TypeVar("_Result")
 
