@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -148,7 +149,8 @@ def live(
             here.runner.run([decode_cluster(cluster)], alive=lambda: True)
 
 
-def forked(die_after: int, **what: Any) -> dict[str, Any]:
+def forked(live: Callable[..., None], die_after: int, **what: Any) -> dict[str, Any]:
+    """Run ``live`` as a process of its own; what it had ``done``, and its exit ``status``."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -166,7 +168,12 @@ def forked(die_after: int, **what: Any) -> dict[str, Any]:
     return {"done": done, "status": os.waitstatus_to_exitcode(status)}
 
 
-if __name__ == "__main__":
+def answer_lines(live: Callable[..., None]) -> None:
+    """Answer each line of standard input with what became of a process that it describes."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     for line in sys.stdin:
-        print(json.dumps(forked(**json.loads(line))), flush=True)
+        print(json.dumps(forked(live, **json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    answer_lines(live)

@@ -11,14 +11,10 @@ runs of which the line has the fields.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import structlog
 from celery import Celery
 from sqlalchemy import event
 
@@ -29,7 +25,7 @@ from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import get_settings
 from opencue_sched.worker.process import Process
 from tasks import maintenance
-from tests.chaos.stepped_pass import Steps
+from tests.chaos.stepped_pass import Steps, answer_lines
 from tests.kit.tasks import run_task
 
 DELIVERED = "delivered"
@@ -71,25 +67,5 @@ def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequen
         run_task(getattr(maintenance, task), process)
 
 
-def forked(die_after: int, **what: Any) -> dict[str, Any]:
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(readable)
-        code = 1
-        try:
-            live(writable, die_after, **what)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writable)
-    with os.fdopen(readable, encoding="utf-8") as lines:
-        done = lines.read().split("\n")[:-1]
-    _, status = os.waitpid(pid, 0)
-    return {"done": done, "status": os.waitstatus_to_exitcode(status)}
-
-
 if __name__ == "__main__":
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    for line in sys.stdin:
-        print(json.dumps(forked(**json.loads(line))), flush=True)
+    answer_lines(live)
