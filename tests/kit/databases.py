@@ -142,8 +142,13 @@ class Databases:
         """What SQLAlchemy takes instead of a new session, or None."""
         if named.get("application_name") != TEST_SESSIONS:
             return None
-        found = [database for database in self._in_use.values() if database.name == named["dbname"] and database.idle]
-        return found[0].idle.pop() if found else None
+        for database in self._in_use.values():
+            while database.name == named["dbname"] and database.idle:
+                session = database.idle.pop()
+                if _lives(session):
+                    return session
+                session.close()
+        return None
 
     def give_back(self, url: str) -> None:
         """The test that had the database is over."""
@@ -245,6 +250,16 @@ class _Database:
         for session in (*self.idle, self._session):
             if session is not None:
                 session.close()
+
+
+def _lives(session: extensions.connection) -> bool:
+    """Whether the server has the session still: a test may have ended every one of its database."""
+    try:
+        with session, session.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except psycopg2.Error:
+        return False
+    return True
 
 
 def _as_new(session: Any) -> extensions.connection:

@@ -220,10 +220,10 @@ def test_locking_frames_reads_no_more_than_these_and_their_layers(engine: Engine
 
 
 def test_locking_hosts_reads_no_more_than_their_own_reservations(engine: Engine) -> None:
-    # Given thirty hosts that are reserved
+    # Given three hundred hosts that are reserved
     with engine.begin() as connection:
         farm = Farm(connection)
-        hosts = [farm.host(hostname_tag=False).id for _ in range(30)]
+        hosts = [host.id for host in farm.hosts([HostSpec(hostname_tag=False)] * 300)]
         job = farm.job([LayerSpec()])
         connection.execute(
             text(

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.clients.postgres import OURS
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from tests.kit.databases import Databases, PostgresServer
+from tests.kit.databases import TEST_SESSIONS, Databases, PostgresServer
 
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
 
@@ -96,3 +96,20 @@ def test_a_database_with_a_session_of_its_last_test_is_not_used_again(databases:
     session = psycopg2.connect(make_url(used).set(drivername="postgresql").render_as_string(hide_password=False))
     assert used not in _taken_after(databases, used)
     session.close()
+
+
+def test_a_session_that_was_ended_is_not_lent_again(databases: Databases) -> None:
+    # Given an engine whose session was kept for those that follow
+    used = databases.take()
+    lent = create_engine(used, connect_args={"application_name": TEST_SESSIONS})
+    with lent.connect():
+        pass
+    databases.keep_sessions(lent)
+    lent.dispose()
+    # When every session of the database is ended
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()"
+    _execute(used, ended.format(make_url(used).database))
+    # Then the next engine has one that answers
+    with create_engine(used, connect_args={"application_name": TEST_SESSIONS}, poolclass=NullPool).connect() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+    databases.give_back(used)
