@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -124,8 +124,9 @@ def seeded(client: redis.Redis, *, jobs: int) -> list[Vertices]:
     client.hset(keys.folder(folder), mapping={"int_max_cores": -1, "int_max_gpus": -1, "show_id": show})
     made = [Vertices(show, alloc, folder, str(uuid.uuid4()), str(uuid.uuid4()), dept) for _ in range(jobs)]
     for vertices in made:
-        caps = {"int_max_cores": 10**6, "int_max_gpus": 10**6, "int_priority": 1}
-        client.hset(keys.job(vertices.job_id), mapping=caps)
+        client.hset(
+            keys.job(vertices.job_id), mapping={"int_max_cores": 10**6, "int_max_gpus": 10**6, "int_priority": 1}
+        )
     return made
 
 
@@ -142,7 +143,7 @@ def _ledgered(client: redis.Redis, epoch: Epoch, booked: Sequence[Booking]) -> l
 
 def _in_turns(client: redis.Redis, calls: Mapping[str, Sequence[tuple[Any, ...]]]) -> dict[str, tuple[float, float]]:
     """Redis's microseconds a call, and calls a second. A slice of each in turns: what disturbs one disturbs all."""
-    micros, seconds = Counter[str](), Counter[str]()
+    micros, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     total = len(calls["ledger"])
     for number, start in enumerate(range(0, total, _SLICE)):
         names = list(calls)
@@ -160,7 +161,7 @@ def _timed(client: redis.Redis, calls: Sequence[tuple[Any, ...]]) -> tuple[float
     for start in range(0, len(calls), BATCH):
         pipe = client.pipeline(transaction=False)
         for call in calls[start : start + BATCH]:
-            pipe.execute_command(*call)
+            pipe.execute_command(*call)  # type: ignore[no-untyped-call]
         began = perf_counter()
         answers = pipe.execute()
         elapsed += perf_counter() - began

@@ -129,7 +129,7 @@ class _Fetched:
 
     hosts: Sequence[Host]
 
-    def fetch(self, _facility_id: str, _tags: Sequence[str], _buckets: Collection[int]) -> Sequence[Host]:
+    def fetch(self, _facility_id: str, _tags: Sequence[str] | None, _buckets: Collection[int]) -> Sequence[Host]:
         return self.hosts
 
 

@@ -23,6 +23,7 @@ from benchmarks.script_clock import TimedCall, calls_noted, scripts_timed
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.keys import unpack_entry
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import chunks
@@ -201,7 +202,8 @@ def _watched(client: redis.Redis, url: str, *, load: bool) -> Iterator[tuple[Sta
     with ExitStack() as stack:
         booked = Load()
         if load:
-            vertices = next(Ledger(client, owner="benchmark").records()).booking.vertices
+            record = next(Ledger(client, owner="benchmark").records())
+            vertices = unpack_entry(record.proc_id, record.entry).vertices
             booked = stack.enter_context(booking_load(url, vertices, per_second=BOOKINGS_PER_SECOND))
         stall = stack.enter_context(stopwatch(url))
         stack.enter_context(scripts_timed())

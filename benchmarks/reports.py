@@ -322,7 +322,7 @@ def _paced(sends: Any, rate: float, at_once: int) -> list[float]:
     waiting, lock = all_sends(), threading.Lock()
 
     def sender() -> list[float]:
-        answers = []
+        answers: list[float] = []
         while True:
             with lock:
                 send = next(waiting, None)

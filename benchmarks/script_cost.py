@@ -80,12 +80,16 @@ def _processor(client: redis.Redis) -> float:
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
+def _vertices() -> Vertices:
+    return Vertices(_id(), _id(), _id(), _id(), _id(), _id())
+
+
 def _work(client: redis.Redis, epoch: Epoch) -> Iterator[tuple[str, list[ScriptCall]]]:
     """The calls of each script, made when those before them have been carried out."""
-    booked = [Booking(_id(), Vertices(*(_id() for _ in range(6))), 2) for _ in range(PROCS)]
+    booked = [Booking(_id(), _vertices(), 2) for _ in range(PROCS)]
     added = [Change(it.proc_id, None, it.packed()) for it in booked]
     yield "reconcile, adding", scripts.reconcile_calls(epoch.text, added, "benchmark")
-    there = [Booking(it.proc_id, Vertices(*(_id() for _ in range(6))), 2) for it in booked]
+    there = [Booking(it.proc_id, _vertices(), 2) for it in booked]
     yield "reconcile, moving", scripts.reconcile_calls(epoch.text, _changes(client, there), "benchmark")
     yield "reconcile, removing", scripts.reconcile_calls(epoch.text, _changes(client, []), "benchmark")
     yield "settle, of lost entries", scripts.settle_calls(epoch.text, booked, "benchmark")

@@ -114,11 +114,12 @@ def serve(asked: socket.socket) -> Program | None:
     own_path = sys.path[1:]
     running: dict[int, tuple[int, int]] = {}
     while True:
-        ready, _, _ = select.select([asked, *running], [], [])
-        for pidfd in [it for it in ready if it is not asked]:
-            _tell_the_end(*running.pop(pidfd))
-            os.close(pidfd)
-        if asked not in ready:
+        ready, _, _ = select.select([asked.fileno(), *running], [], [])
+        for pidfd in ready:
+            if pidfd in running:
+                _tell_the_end(*running.pop(pidfd))
+                os.close(pidfd)
+        if asked.fileno() not in ready:
             continue
         message, files = _receive(asked)
         if not message:

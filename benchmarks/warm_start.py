@@ -180,7 +180,8 @@ class WarmProcess(GuardedProcess):
         self._close_guard()
         with self.log.open("ab") as log:
             started = Started(self.command, env=self._env or os.environ, cwd=self._cwd, stdout=log, stderr=log)
-        self._guard = _Guard(started, self._stop_signal, self._kill_after)
+        # Asked what a guard of GuardedProcess is asked, and nothing else of a Popen.
+        self._guard = _Guard(started, self._stop_signal, self._kill_after)  # type: ignore[assignment]
         self._pid = started.pid
         return self
 

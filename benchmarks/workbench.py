@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import redis
 from prometheus_client import Metric
@@ -120,12 +121,13 @@ class Workbench:
         for port in self.metrics_ports.values():
             for family in _families(port):
                 for sample in family.samples:
+                    value = cast(int, sample.value)  # a float, which a Counter adds up as well as its type's int
                     if sample.name.endswith(("_total", "_sum", "_count")):
-                        sums[sample.name] += sample.value
+                        sums[sample.name] += value
                         if "reason" in sample.labels:
-                            sums[f"{sample.name}:{sample.labels['reason']}"] += sample.value
+                            sums[f"{sample.name}:{sample.labels['reason']}"] += value
                     elif sample.name.endswith("_bucket"):
-                        sums[f"{sample.name}:{float(sample.labels['le']):g}"] += sample.value
+                        sums[f"{sample.name}:{float(sample.labels['le']):g}"] += value
         stats = self.client.info("commandstats")
         sums["redis_lua_calls"] = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
         sums["redis_commands"] = self.client.info("stats")["total_commands_processed"]

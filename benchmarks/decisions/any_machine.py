@@ -10,7 +10,7 @@ from opencue_sched.placement.headroom import PlanHeadroom, Where
 
 
 def _anywhere(*_: Any) -> Iterator[Where]:
-    yield None, None
+    yield Where()
 
 
 PlanHeadroom.where_seats_serve = _anywhere  # type: ignore[assignment, method-assign]

@@ -190,15 +190,15 @@ class Stage:
                     name=hosts.name,
                     hostname_tag=hosts.name is not None,
                 )
-                for ids in farm.hosts([spec] * hosts.count):
-                    self.hosts[ids.id] = Machine(ids.name, hosts.kind, hosts.cores, hosts.gpus)
+                for host in farm.hosts([spec] * hosts.count):
+                    self.hosts[host.id] = Machine(host.name, hosts.kind, hosts.cores, hosts.gpus)
             for name, licence in scenario.licences.items():
                 self._limits[name] = farm.limit(name, licence.most if scenario.capped else UNCAPPED)
                 connection.execute(_TERMS, {**asdict(licence), "limit": self._limits[name]})
                 self.watched[name] = (keys.limit(self._limits[name]), "int_running")
             for show in scenario.shows:
-                capped = scenario.capped and show.folder_cap is not None
-                ids = self.shows[show.name] = farm.show(show.name, folder_max_cores=show.folder_cap if capped else -1)
+                folder_cap = show.folder_cap if scenario.capped and show.folder_cap is not None else -1
+                ids = self.shows[show.name] = farm.show(show.name, folder_max_cores=folder_cap)
                 for alloc in self.allocs.values():
                     burst = show.burst if scenario.capped and show.burst is not None else UNCAPPED
                     farm.subscription(ids, alloc, size=show.size, burst=burst)
