@@ -32,9 +32,13 @@ _CALLS = [call.split() for call in _TRIED.replace("\n", " ").split(",")]
 COMMANDS = tuple(call[0] for call in _CALLS)
 
 _NEVER_QUEUED = ("exec", "watch", "unwatch", "multi")
-"""Commands that have an effect, or are refused, between MULTI and EXEC. Tried before: EXEC without MULTI fails, and
-UNWATCH ends WATCH. MULTI comes last, and what follows is queued."""
-_OF_THE_BROKER = ("psubscribe", "publish", "punsubscribe", "brpop", "watch", "unwatch", "rpop")
+"""The commands that are sent before the others, in this order.
+
+A transaction does not queue them: EXEC would carry it out, and WATCH and MULTI are refused in one. EXEC comes first,
+because it does nothing before MULTI; UNWATCH comes after WATCH and ends it; MULTI comes last, because it opens the
+transaction in which all other commands are queued."""
+_BROKER_COMMANDS = ("psubscribe", "publish", "punsubscribe", "brpop", "watch", "unwatch", "rpop")
+"""The commands that only Celery's transport sends."""
 _RULES_NAMED = 8
 
 
@@ -61,13 +65,13 @@ def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
     namespace = settings.coordination.namespace
     stores = (everything_under(namespace), keys.EVERYTHING, keys.HANDED_BACK)
     if not broker:
-        return RedisAccess(tuple(name for name in COMMANDS if name not in _OF_THE_BROKER), stores, ())
+        return RedisAccess(tuple(name for name in COMMANDS if name not in _BROKER_COMMANDS), stores, ())
     control = control_exchange(namespace, settings.scheduler.facility)
-    of_broker = ("_kombu.binding*", "unacked*", "celeryev.*", f"*.{control}.pidbox*")
-    legacy = tuple(f"{queue}*" for queue in settings.coordination.legacy_queues)
+    broker_keys = ("_kombu.binding*", "unacked*", "celeryev.*", f"*.{control}.pidbox*")
+    legacy_keys = tuple(f"{queue}*" for queue in settings.coordination.legacy_queues)
     database = read_redis_url(settings.redis_dsn).database
     channels = (f"/{database}.{control}.pidbox", f"/{database}.celeryev/*")
-    return RedisAccess(COMMANDS, stores + of_broker + legacy, channels)
+    return RedisAccess(COMMANDS, stores + broker_keys + legacy_keys, channels)
 
 
 def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
@@ -88,8 +92,8 @@ def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
     """The rules whose lack makes Redis refuse a command, once each. Nothing is carried out: Redis looks at permissions
     as it queues the commands of a transaction, and this one is never executed."""
     calls = {call[0]: call for call in _CALLS if call[0] in access.commands}
-    before = [_with_places(calls.pop(name), access) for name in _NEVER_QUEUED if name in calls]
-    queued = [_with_places(call, access) for call in calls.values()]
+    before = [_with_names(calls.pop(name), access) for name in _NEVER_QUEUED if name in calls]
+    queued = [_with_names(call, access) for call in calls.values()]
     queued += [([*call, key], f"~{key}") for key in access.keys for call in (["get"], ["incr"])]
     queued += [(["psubscribe", channel], f"&{channel}") for channel in access.channels]
     connection: Any = client.connection_pool.get_connection()
@@ -121,8 +125,9 @@ def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, N
     return missing
 
 
-def _with_places(call: list[str], access: RedisAccess) -> tuple[list[str], str]:
-    """A command on the first key or channel, and the rule that is missing where Redis refuses that place."""
+def _with_names(call: list[str], access: RedisAccess) -> tuple[list[str], str]:
+    """A command with the first key or channel for its K or C, and the rule that is missing if Redis refuses that key or
+    channel."""
     if "C" in call:
         return [access.channels[0] if word == "C" else word for word in call], f"&{access.channels[0]}"
     return [access.keys[0] if word == "K" else word for word in call], f"~{access.keys[0]}"

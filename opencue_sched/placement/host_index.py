@@ -32,7 +32,8 @@ class HostIndex:
     """
 
     def __init__(self, *, memory_key_divisor_kb: int) -> None:
-        self._divisor = max(1, memory_key_divisor_kb)
+        self._memory_bucket_kb = max(1, memory_key_divisor_kb)
+        """The width of a memory bucket."""
         self._levels: SortedDict[int, SortedDict[int, SortedDict[int, SortedDict[str, Host]]]] = SortedDict()
         self._places: dict[str, tuple[int, int, int]] = {}
 
@@ -42,7 +43,7 @@ class HostIndex:
     def add(self, host: Host) -> None:
         """Put a host where its idle resources say, out of where it was before."""
         level = _gpu_level(host.idle_gpus, host.idle_gpu_memory_kb)
-        place = (level, host.idle_cores, max(0, host.idle_memory_kb) // self._divisor)
+        place = (level, host.idle_cores, max(0, host.idle_memory_kb) // self._memory_bucket_kb)
         if self._places.get(host.id, place) != place:
             self.remove(host.id)
         self._places[host.id] = place
@@ -71,7 +72,7 @@ class HostIndex:
         """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
         merged into one order. Lazy: do not change the index meanwhile."""
         best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation
-        least_bucket = max(0, need.memory_kb) // self._divisor
+        least_bucket = max(0, need.memory_kb) // self._memory_bucket_kb
         for level in self._levels.irange(minimum=_gpu_level(need.gpus, need.gpu_memory_kb)):
             by_cores = self._levels[level]
             for cores in by_cores.irange(minimum=need.cores, reverse=not best_cores):

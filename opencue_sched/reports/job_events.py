@@ -81,7 +81,7 @@ def send_events(
     figures: Counter[str] = Counter(sent=0, failed=0, dropped=0)
     until = monotonic() + times.run
 
-    def counted(outcome: str, amount: int) -> None:
+    def add(outcome: str, amount: int) -> None:
         if amount:
             figures[outcome] += amount
             count(outcome, amount)
@@ -92,7 +92,7 @@ def send_events(
         dropped = job_events.drop_old(
             connection, facility=facility, age=LONGEST_AGE_SECONDS, most_tries=MOST_TRIES, limit=MOST_DROPPED
         )
-    counted("dropped", len(dropped))
+    add("dropped", len(dropped))
     if dropped:
         shown = [row.id for row in dropped[:20]]
         _log.warning("job_events_dropped", ids=shown, total=len(dropped), last_error=dropped[-1].last_error)
@@ -110,8 +110,8 @@ def send_events(
                 seconds = lane.patience()
                 lane.attempts.append(_Attempt(event, threads.submit(_send, receiver, event, seconds), seconds))
             failed = sum(bool(attempt.failure.result()) for attempt in ended)
-            counted("sent", len(ended) - failed)
-            counted("failed", failed)
+            add("sent", len(ended) - failed)
+            add("failed", failed)
             under_way = [attempt.failure for lane in lanes for attempt in lane.attempts]
             if not begins or not under_way:
                 beginning.close()

@@ -33,7 +33,9 @@ from opencue_sched.embedded.servers.processes import (
 _START_SECONDS = 60.0
 _PORT_ATTEMPTS = 5
 _POSTGRES_STOP_SECONDS = 15.0
-_POSTGRES_USER = "opencue_sched"
+"""How long a PostgreSQL that was told to stop may take until it is killed."""
+_POSTGRES_ROLE = "opencue_sched"
+"""The database user who owns everything in an embedded PostgreSQL."""
 
 PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"
 """Environment: the server program to run in place of the wheel's, such as a valkey-server of the machine."""
@@ -58,9 +60,9 @@ def bundled_redis() -> Path:
     return program
 
 
-# Nothing here has to survive a power cut. Commits still reach the operating system before they are answered, so a
-# killed server (the chaos tests do that) loses no acknowledged transaction.
-_CONFIGURATION = {
+# PostgreSQL's parameters. No data of an embedded server has to survive a power cut. Commits still reach the operating
+# system before they are answered, so a killed server (the chaos tests do that) loses no acknowledged transaction.
+_POSTGRES_CONFIGURATION = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "200",
@@ -221,9 +223,9 @@ class EmbeddedPostgres(EmbeddedServer):
         programs: Path | None = None,
     ) -> None:
         super().__init__()
-        self._configuration = {**_CONFIGURATION, **(configuration or {})}
+        self._configuration = {**_POSTGRES_CONFIGURATION, **(configuration or {})}
         self._in_memory = in_memory
-        self._user = unprivileged_user()
+        self._os_user = unprivileged_user()
         self._given = programs or named_programs()
         self._programs = Path()
 
@@ -232,8 +234,9 @@ class EmbeddedPostgres(EmbeddedServer):
         return self.database_url("postgres")
 
     def database_url(self, name: str) -> str:
-        """URL of the database ``name`` on this server (it need not exist). Contains the password."""
-        return f"postgresql+psycopg2://{_POSTGRES_USER}:{self._password}@127.0.0.1:{self.port}/{name}"
+        """URL of the database ``name`` on this server, whether or not there is such a database. Contains the
+        password."""
+        return f"postgresql+psycopg2://{_POSTGRES_ROLE}:{self._password}@127.0.0.1:{self.port}/{name}"
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop (``immediate`` is a crash) and start again on the same port with the same data."""
@@ -252,13 +255,13 @@ class EmbeddedPostgres(EmbeddedServer):
         password_file = directory / "password"
         password_file.touch(mode=0o600)
         password_file.write_text(self._password, encoding="ascii")
-        if self._user is not None:
-            account = pwd.getpwnam(self._user)
+        if self._os_user is not None:
+            account = pwd.getpwnam(self._os_user)
             for path in (data, password_file):
                 os.chown(path, account.pw_uid, account.pw_gid)
         command: list[str | Path] = [
             self._programs / "initdb",
-            *("--pgdata", data, "--username", _POSTGRES_USER, "--pwfile", password_file, "--auth", "scram-sha-256"),
+            *("--pgdata", data, "--username", _POSTGRES_ROLE, "--pwfile", password_file, "--auth", "scram-sha-256"),
             *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
         ]
         if self._given is None:  # the wheel's server; those before PostgreSQL 16 know no such option
@@ -271,9 +274,9 @@ class EmbeddedPostgres(EmbeddedServer):
                 stderr=subprocess.STDOUT,
                 cwd=directory,
                 env=_environment(),
-                user=self._user,
-                group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
-                extra_groups=None if self._user is None else [],
+                user=self._os_user,
+                group=None if self._os_user is None else pwd.getpwnam(self._os_user).pw_gid,
+                extra_groups=None if self._os_user is None else [],
                 check=False,
             ).returncode
             log.seek(0)
@@ -284,7 +287,7 @@ class EmbeddedPostgres(EmbeddedServer):
     def _usable_installation(self, directory: Path) -> Path:
         """The bundled programs, or a copy in our directory where ``nobody`` could not walk to the originals."""
         bundled = bundled_installation()
-        if self._user is None or reachable_by_everyone(bundled / "bin" / "postgres"):
+        if self._os_user is None or reachable_by_everyone(bundled / "bin" / "postgres"):
             return bundled
         package = bundled.parent
         copy = directory / "installation"
@@ -292,7 +295,7 @@ class EmbeddedPostgres(EmbeddedServer):
         libraries = package.with_name(f"{package.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, copy / libraries.name)
-        account = pwd.getpwnam(self._user)
+        account = pwd.getpwnam(self._os_user)
         for root, names, files in os.walk(copy):
             for name in (".", *names, *files):
                 os.chown(Path(root, name), account.pw_uid, account.pw_gid, follow_symlinks=False)
@@ -304,12 +307,12 @@ class EmbeddedPostgres(EmbeddedServer):
             [
                 self._programs / "postgres",
                 *("-D", self.directory / "data"),
-                *(part for name, value in parameters.items() for part in ("-c", f"{name}={value}")),
+                *(word for name, value in parameters.items() for word in ("-c", f"{name}={value}")),
             ],
             log=self.directory / "postgres.log",
             env=_environment(),
             cwd=self.directory,
-            user=self._user,
+            user=self._os_user,
             stop_signal=signal.SIGINT,
             kill_after=_POSTGRES_STOP_SECONDS,
             remove=self.directory,
