@@ -117,7 +117,9 @@ def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, N
         try:
             connection.read_response()
         except ResponseError as error:
-            if isinstance(error, NoPermissionError) or "NOPERM" in str(error):  # EXEC's word is EXECABORT
+            # EXEC answers EXECABORT, with NOPERM further on in its text. Redis refuses a command by the words "has no
+            # permissions to run the ... command", and a key or a channel by others.
+            if isinstance(error, NoPermissionError) or "NOPERM" in str(error):
                 missing[f"+{command[0]}" if " run " in str(error) else rule] = None
             elif command[0] == "multi":
                 raise

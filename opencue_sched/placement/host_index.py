@@ -70,7 +70,8 @@ class HostIndex:
 
     def ranked(self, need: Resources, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
         """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
-        merged into one order. Lazy: do not change the index meanwhile."""
+        merged into one order. Lazy: the index must not be changed until the caller has what it wants."""
+        # Best fit: the host with the fewest idle of those that do comes first.
         best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation
         least_bucket = max(0, need.memory_kb) // self._memory_bucket_kb
         for level in self._levels.irange(minimum=_gpu_level(need.gpus, need.gpu_memory_kb)):

@@ -105,6 +105,8 @@ def send_events(
         begins = True
         while True:
             ended = [attempt for lane in lanes for attempt in lane.take_out_ended()]
+    # Threads for two lanes, each of PLACES attempts and as many that hang. The exit stack calls begins_no_more after an
+    # error, too.
             begins = begins and monotonic() < until and not stopping()
             for lane, event in _note_and_take(engine, ended, lanes if begins else (), facility):
                 seconds = lane.patience()
@@ -194,7 +196,8 @@ def _send(receiver: Receiver, event: Row[Any], seconds: float) -> str:
     try:
         failure = receiver.deliver(message, seconds)
     except Exception as error:
-        # Whatever is wrong with one event, the others are sent. The text of such an error may have the URL in it.
+        # Whatever is wrong with one event, the others are sent. The text of such an error may contain the receiver's
+        # URL, which may have a password: only the type is told.
         failure = type(error).__name__
         _log.error("job_event_delivery_broke", id=event.id, error=failure)
     if failure:

@@ -14,8 +14,10 @@ from opencue_sched.store.limit_bindings import bind_by_hand
 from opencue_sched.store.pending import USED, countable
 from opencue_sched.store.shows import set_rows
 
-# Jobs, what they use, and how long they have waited. The jobs to list are chosen first, so that use and wait are read
-# for these only. A layer has waited as long as its first frame in the order of dispatch, which an index finds.
+# Jobs, what they use, and how long they have waited. The jobs to list are chosen first, in the order of ``place``, so
+# that use and wait are read for these only; ``then`` is what the list is ordered by within a place. A layer has waited
+# as long as its first frame in the order of dispatch. BETWEEN makes PostgreSQL take the index of waiting frames, which
+# has that order: with "=" another index of the order may be gone through from its beginning (store/backlog.py).
 _JOBS = f"""
     SELECT listed.*, used.centicores, used.cores, used.gpus, quarantine.reason AS quarantined,
            quarantine.until AS quarantined_until,
@@ -75,7 +77,7 @@ _BY_WAIT = text(
         then="waiting_seconds DESC NULLS LAST,",
     )
 )
-# Layers with their requirements and counts.
+# Layers with their requirements and counts. BETWEEN, for the first waiting frame, as in _JOBS.
 _LAYERS = text(
     """
     SELECT layer.pk_layer AS id, layer.str_name AS name, layer.str_type AS type, str_cmd AS command,

@@ -36,8 +36,10 @@ class HeardEvents(EventDispatcher):
         return super().send(type, *given, **fields)
 
     def _publish(self, event: Any, producer: Any, routing_key: str, *given: Any, **options: Any) -> None:
+        # A private method of Celery's: the stubs do not know it, and it alone has the producer and the routing key.
         super()._publish(event, producer, routing_key, *given, **options)  # type: ignore[misc]
-        # Other transports do not say who heard.
+        # ``heard_by`` is our transport's (coordination/transport.py). Where another one is used, each event counts as
+        # heard.
         if routing_key.startswith(_OF_TASKS) and not getattr(producer.channel, "heard_by", 1):
             self._unheard_until = time.monotonic() + UNHEARD_SECONDS
 

@@ -184,7 +184,7 @@ class EmbeddedServer(Startable):
                 self._wait_until_ready(self._process)
             except ServiceFailed as failure:
                 self._process.stop()
-                # Another process took the port between free_port() and the server's bind.
+                # Tried again on another port only where a process took this one between free_port() and the bind.
                 if "Address already in use" not in str(failure) or attempt == _PORT_ATTEMPTS:
                     raise
             else:
