@@ -39,9 +39,12 @@ class PeriodicThread:
         self._first_retry = self._retry = retry_seconds
         self._longest_retry = max(retry_seconds, longest_retry_seconds)
         self._told = ""
+        """The last error that was logged. Touched by this thread alone, as is the pause before the next retry."""
         self._wanted = threading.Event()
+        """Set by any thread that wants a round now."""
         self._stopped = threading.Event()
         self._starting = threading.Lock()
+        """Held by the caller that starts the thread: of several one does."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

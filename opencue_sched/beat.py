@@ -63,7 +63,8 @@ def make_gate(settings: Settings) -> LeaderGate:
 
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
-    """This beat's presence, with some of its token in its name: beats of one machine have the same instance name."""
+    """Announce this beat, and return its presence. Its name has some of the leader gate's token in it, because beats of
+    one machine have the same instance name."""
     coordination = settings.coordination
     presence = Presence(
         guarded_redis(settings.redis_dsn, settings),
@@ -78,7 +79,8 @@ def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
 
 
 class LeaderScheduler(Scheduler):
-    """celery.beat scheduler behind the leader gate."""
+    """celery.beat scheduler behind the leader gate. Used by beat's thread; those of metrics and census only read the
+    gate's fence."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.gate: LeaderGate | None = None

@@ -96,6 +96,8 @@ class ImportedShows:
         self._quarantine = quarantine_seconds
         self._age = age_seconds
         self._ours: dict[str, tuple[str, str]] = {}
+        """The epoch and the version of its row for which each show was found to be ours. Any thread reads and writes it
+        without a lock: an entry that is old, or missing, only costs another look at the note."""
 
     def admits(self, show_id: str) -> bool:
         """Whether the show is ours, so that its frames may be booked now; imports it if that is what it takes.

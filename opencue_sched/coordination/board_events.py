@@ -81,8 +81,10 @@ class Notifier(PeriodicThread):
         self._open = open_reader
         self._find_job = find_job
         self._reader: EventReader | None = None
+        """Set once, under ``_lock``, before the thread starts; then read by the thread."""
         self._lock = threading.Lock()
         self._listeners: dict[str, list[_Listener]] = defaultdict(list)
+        """The listeners to each kind of event. Under ``_lock``: any thread registers, this one calls back."""
 
     def register(
         self,

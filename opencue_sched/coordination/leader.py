@@ -65,6 +65,8 @@ class LeaderGate:
 
     ``renew()`` is cheap to call often: it talks to the stores every third of the lease while it leads, else every
     ``retry_seconds`` at most. ``fence`` is None when this process may not act.
+
+    One thread campaigns, renews and resigns. Any thread may read ``fence``.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ class AgedOrder:
 
     So the message at the end of any queue waits no longer than that for each message before it, however busy the more
     specific queues are. Kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which
-    gave one.
+    gave one. Used by the thread of the consumer alone.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

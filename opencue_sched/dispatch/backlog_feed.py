@@ -92,6 +92,8 @@ class BacklogFeed:
         self._layers: set[str] = set()
         self._jobs: set[str] = set()
         self._shows: set[str] = set()
+        # What a read found, set by the thread that holds ``_reading``. Others read these without a lock: a mapping is
+        # replaced as a whole and never changed. ``_shares_at`` is also set back by any thread that wants a new read.
         self._listed = False
         self._of_show: Mapping[str, list[Row[Any]]] = {}
         """The subscriptions of each show."""

@@ -113,6 +113,7 @@ class FarmDivision:
         self._hosts = 0
         self._last: Division = ()
         self._lock = threading.Lock()
+        """Held for a whole call, which any thread may make: one counts for all."""
 
     def __call__(self) -> Division:
         with self._lock:

@@ -84,6 +84,8 @@ class CommitQueue:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: dict[object, frozenset[str]] = {}
+        """The ids of hosts and jobs that each commit asked for which waits or is under way, in the order of asking. The
+        key is an object of the commit's own. Under the condition's lock."""
 
     @contextmanager
     def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:

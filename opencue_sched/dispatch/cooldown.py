@@ -65,6 +65,7 @@ class Cooldowns(Generic[What]):
         now = self._clock()
         with self._lock:
             self._forget(now)
+        """The rows of failures, the one that failed longest ago first. Under ``_lock``."""
             before = self._cooldowns.pop(what, None)
             failures = 1 if before is None else before.failures + 1
             counted = failures - self._free
@@ -85,6 +86,6 @@ class Cooldowns(Generic[What]):
             return {what: cooldown.why for what, cooldown in self._cooldowns.items() if cooldown.until > now}
 
     def _forget(self, now: float) -> None:
-        """The oldest failure comes first."""
+        """Drop the rows that are over, from the front: the oldest failure comes first. Under ``_lock``."""
         while self._cooldowns and next(iter(self._cooldowns.values())).forgotten <= now:
             self._cooldowns.popitem(last=False)

@@ -42,6 +42,7 @@ class WatchedVertices:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until: dict[str, float] = {}
+        """The clock until which each key is watched. Under ``_lock``: passes of several threads watch."""
         self._lock = Lock()
 
     def refused(self, vertices: Iterable[Vertices]) -> None:

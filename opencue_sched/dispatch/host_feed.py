@@ -54,14 +54,17 @@ class HostFeed:
         self._settings = settings
         self.division = division
         self._divided: Division = ()
+        """The division of the last refresh. Without a lock: two passes that find a new one tell the cache the same."""
         self._found = found
         self._clock = clock
         self._lock = threading.Lock()
+        """Held while the log is read; guards ``_cursor`` and ``_noted``."""
         self._cursor: str | None = None
         self._noted: set[str] = set()
         self._evict_at = clock() + _CLEAN_UP_SECONDS
         self.rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
+        """When the next clean-up is due. Touched by the thread of ``rereading`` alone."""
         )
         self.cache = HostCache(settings, self._fetch, instance=instance, taken_seconds=taken_seconds, clock=clock)
 

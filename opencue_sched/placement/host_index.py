@@ -21,7 +21,7 @@ def _gpu_level(gpus: int, gpu_memory_kb: int) -> int:
 
 class HostIndex:
     """Hosts ordered for booking, in a tree by what is idle on them: GPU level, then cores, then memory bucket, then id.
-    Not thread-safe; finding, adding and removing a host are O(log n).
+    Not thread-safe: the host cache uses it under its lock. Finding, adding and removing a host are O(log n).
 
     Cores and memory are the dimensions of the distributed scheduler reference; the GPU level is the third that it says
     a GPU farm needs.

@@ -69,7 +69,8 @@ _NEEDS_TOLD = 16
 
 
 class Planner:
-    """The plan of one pass. ``run`` may be called again, after portions were read or procs taken back."""
+    """The plan of one pass. ``run`` may be called again, after portions were read or procs taken back. Used by the
+    thread of the pass alone."""
 
     def __init__(
         self,

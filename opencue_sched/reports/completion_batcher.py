@@ -47,6 +47,8 @@ class CompletionBatcher:
         self._apply = apply
         self._count = count
         self._queue: deque[tuple[CompletedFrame, Future[RunOutcome]]] = deque()
+        """The completions that wait or are being applied, each with what its sender waits for, in the order of arrival.
+        Under the lock of ``_wake``, as ``_stopping`` is."""
         self._wake = threading.Condition()
         self._stopping = False
         self._give_up = threading.Event()

@@ -165,7 +165,9 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Lane:
-    """Events that are being sent: those that were never tried, or all others."""
+    """The attempts under way for events that were never tried, or for all others: each kind has a lane of its own.
+
+    Used by the thread of send_events alone; the threads of attempts know only their event."""
 
     again: bool
     """True for the others."""

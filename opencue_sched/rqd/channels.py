@@ -175,6 +175,8 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         self._full_name = full_name
         self._clock = clock
         self._lock = threading.Lock()
+        """Guards ``_hosts`` and ``_retired`` with what is in them, and ``_closed``. No RQD is called while it is
+        held."""
         self._hosts: dict[str, _Host] = {}
         self._retired: set[_Connection] = set()
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")

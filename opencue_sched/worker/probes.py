@@ -22,6 +22,8 @@ class Pulse:
 
     def __init__(self) -> None:
         self._beaten_at: float | None = None
+        """When the loop last came round, by the boot clock; None while it does not run. Without a lock: the thread of
+        the loop writes, the thread of the probes reads."""
 
     def beat(self) -> None:
         """The loop has come round."""

@@ -17,10 +17,14 @@ class Workload:
 
     def __init__(self) -> None:
         self.state = WorkerState.STARTING
+        """Read by any thread. Changed only by the methods of this class, which take no lock: one of their callers is a
+        signal handler, and the thread that it interrupted may hold the lock."""
         self._stopping = False
+        """Whether stop() was called; never unset. Without a lock, for the same reason."""
         self._changed = threading.Condition()
+        """Guards ``in_hand``, and is notified whenever a task ends."""
         self.in_hand = 0
-        """Tasks under way in this process."""
+        """How many tasks are under way in this process. Any thread may read the number."""
 
     @property
     def takes_work(self) -> bool:

@@ -31,6 +31,7 @@ _PORTS = range(20_000, 32_000, 7)
 _CLAIMS_HELD = 100
 _claims: deque[int] = deque()
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
+"""The file descriptors of the sockets by which ports are claimed, the oldest first. Each operation on it is atomic."""
 _MEMORY_BYTES_WANTED = 2 * 1024**3
 _OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
 
@@ -145,7 +146,7 @@ class GuardedProcess(Startable):
 
     ``log`` receives standard output and error. ``user`` is an OS user to change to. ``stop_signal`` is sent to stop it,
     and SIGKILL ``kill_after`` seconds later. ``remove`` is a directory the guard deletes if this process disappears
-    without stopping the server. Use as a context manager, or call start() and stop().
+    without stopping the server. Use as a context manager, or call start() and stop(). Not thread-safe.
     """
 
     def __init__(

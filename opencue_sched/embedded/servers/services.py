@@ -102,7 +102,10 @@ def named_programs() -> Path | None:
 
 
 class EmbeddedServer(Startable):
-    """A server on a free port of 127.0.0.1 with a directory of its own, deleted by stop()."""
+    """A server on a free port of 127.0.0.1 with a directory of its own, deleted by stop().
+
+    The first start chooses the port, and later ones take the same again where it is still free. Not thread-safe.
+    """
 
     name: str
 
