@@ -41,6 +41,7 @@ from opencue_sched.worker.probes import PULSE
 log = structlog.get_logger(__name__)
 
 MINUTE = 60.0
+"""The seconds of a minute, by which the ticks of a schedule without an interval are numbered."""
 POLL_SECONDS = 0.5
 """The longest wait between two looks at the lease and at what is due."""
 LOG_AGAIN_SECONDS = 60.0

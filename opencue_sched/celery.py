@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
+"""The time between two looks for the order to stop, while a worker waits before its consumer runs."""
 _BROKER_COMMANDS = {"amqp", "call", "control", "events", "graph", "inspect", "list", "purge", "status"}
 """Celery's commands that speak to the broker and end."""
 _LEADER_SCHEDULER = "opencue_sched.beat:LeaderScheduler"

@@ -22,6 +22,7 @@ import yaml
 from opencue_sched.errors import InvalidInput
 
 MOST_BYTES = 2 * 1024**2
+"""The largest file that is read."""
 _TAG = "tag:yaml.org,2002:"
 _NUMBER = r"-?(?:0|[1-9][0-9]{0,17})"
 _WHOLE_NUMBER = r"(?:0|-?[1-9][0-9]{0,17})"

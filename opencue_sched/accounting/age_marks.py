@@ -16,7 +16,9 @@ from opencue_sched.accounting.ledger import Mark, answering
 from opencue_sched.clock import boot_id
 
 DEFAULT_AGE_SECONDS = 40.0
+"""The age from which a booking in flight may be judged, where the caller gives none."""
 _KEPT_SECONDS = 24 * 3600
+"""How long a mark is kept in Redis."""
 
 
 def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:

@@ -44,9 +44,11 @@ LEASE_SECONDS = 15.0
 With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
 _POLL_SECONDS = 0.25
+"""The time between two looks of a process that waits for the filler."""
 _RENEWAL_SECONDS = 2.0
 """The time between two renewals of the lease by a process that waits."""
 _ROWS_PER_RENEWAL = 2000
+"""How many rows or entries are handled before the lease is renewed."""
 _SCAN_COUNT = 1000
 
 

@@ -37,8 +37,11 @@ def make_ledger(engine: Engine, client: redis.Redis, *, owner: str, accounting: 
 
 
 _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
+"""The fields of a subscription that does not exist, under which nothing may be booked."""
 _RECLAIMED = (VertexKind.JOB, VertexKind.LAYER)
+"""The kinds of vertices whose keys are deleted once nothing is booked and PostgreSQL has no caps for them."""
 _IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")
+"""The fields of caps that PostgreSQL has in centicores and the store in whole cores."""
 
 
 def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> tuple[int, int]:

@@ -25,14 +25,18 @@ from opencue_sched.clients.lua_scripts import call_script, chunks
 log = structlog.get_logger(__name__)
 
 Amounts = tuple[int, int]
+"""Whole cores and GPUs."""
 
 _LEASE = (keys.AUDIT, keys.AUDIT_LOG)
+"""The keys of the lease under which one process checks: the lease, and the log of changes that goes with it."""
 _LIFE_MS = 60_000  # never renewed: a check that takes longer corrects nothing more and is not ``complete``
 _SCAN_COUNT = 1000
 _LOG_PAGE = 1000
+"""How many lines of the log one read takes."""
 _CALLS_PER_ROUND_TRIP = 8
 _KEYS_PER_ROUND_TRIP = 2000
 _NO_MACHINE = "-"
+"""Stands for any machine of a limit whose key is damaged: no host has this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from opencue_sched.errors import StoreUnusable
 from opencue_sched.settings import Settings
 
 _DUAL = "|dual"
+"""How the text of an epoch ends whose store counts in a Cuebot's keys as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Epoch:
 
 
 DROP_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+"""A script that deletes the epoch if it is still the one given."""
 
 
 def guarded_redis(url: str, settings: Settings) -> redis.Redis:

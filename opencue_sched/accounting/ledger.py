@@ -47,6 +47,7 @@ from opencue_sched.errors import InvalidInput, NotReady
 log = structlog.get_logger(__name__)
 
 CapRow: TypeAlias = tuple[str, Sequence[str | list[str]]]
+"""The key of a vertex, and names and values of its fields by turns."""
 
 _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
@@ -453,9 +454,13 @@ procs under limits that count machines or are reported a script leaves those for
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
+"""A refusal of the scripts: the store has another epoch, or none that is open."""
 TOMBSTONED = "tombstoned"
+"""A refusal of the scripts: the store lacks caps of a vertex."""
 ERROR = "error"
+"""A refusal of the scripts: the proc was in the ledger and left it."""
 
+"""A refusal that is an error of Redis, whose text comes with it."""
 Phase: TypeAlias = Literal["before", "after"]
 
 

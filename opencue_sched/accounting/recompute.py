@@ -38,6 +38,7 @@ from opencue_sched.store.accounting_tables import refresh_tables
 
 log = structlog.get_logger(__name__)
 _IDS_PER_STATEMENT = 5000
+"""How many procs one statement looks up."""
 
 
 # The proc table as ledger entries, at one moment.

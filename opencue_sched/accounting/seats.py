@@ -47,6 +47,7 @@ def reads_of_machines(limit_id: str) -> list[Read]:
 
 
 READS_OF_MACHINES = 6
+"""How many answers the reads of a limit that counts machines have."""
 
 
 def seats_of(
@@ -92,6 +93,7 @@ def reads_of_frames(limit_id: str) -> list[Read]:
 
 
 READS_OF_FRAMES = 3
+"""How many answers `reads_of_frames` has."""
 
 
 def read_of_starts(limit_id: str, fields: object) -> Read:

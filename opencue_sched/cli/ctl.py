@@ -27,6 +27,7 @@ from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.messenger import Messenger
 
 WAIT_SECONDS = 3.0
+"""How long a command waits for the answers of the workers that it was sent to."""
 _CLUSTER = click.argument("cluster")
 _KEY = click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 

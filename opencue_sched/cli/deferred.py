@@ -28,6 +28,7 @@ REAPED_WITHIN = 40.0
 """Seconds that --force waits for: a reap takes half a minute at most."""
 
 _POLL_SECONDS = 0.5
+"""The time between two looks whether frames have ended."""
 
 force_option = click.option(
     "--force",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 _ANY_WIDTH = 1_000
+"""The width, in characters, at which a tree is laid out: wide enough that no line is folded."""
 _DEEPEST = 100
 """Jobs behind one another that a tree shows."""
 

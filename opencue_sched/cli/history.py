@@ -17,6 +17,7 @@ from opencue_sched.store import history
 
 SECONDS_PER_HOUR = 3600
 _DAYS_BACK = 3660
+"""How many days ago the earliest day is that a command takes."""
 _OFF = "note: history is switched off here (DISABLE_HISTORY in the table config): what ran since then is not in it"
 
 FINISHED_COLUMNS = Columns(

@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _NAMES_COMPLETED = 100
+"""How many names a shell is offered at most."""
 _SHORT_LIMITS = {"connect_seconds": 2, "statement_seconds": 1}
 """2 is the least that libpq knows."""
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
 _ASK_AGAIN_SECONDS = 1.0
+"""The time between two questions to a PostgreSQL that is away."""
 
 T = TypeVar("T")
 

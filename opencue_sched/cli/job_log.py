@@ -20,7 +20,9 @@ from opencue_sched.store.jobs import FrameView
 from opencue_sched.store.named_rows import Kind, NamedRow
 
 _LOOK_SECONDS = 1.0
+"""The time between two looks for more of a log that is followed."""
 NOT_VISIBLE = 3
+"""The exit status where the log's directory is not visible on this machine, or the log is not there yet."""
 _OVER = frozenset({FrameState.SUCCEEDED, FrameState.DEAD, FrameState.EATEN})
 
 

@@ -30,14 +30,18 @@ def asked_for_json() -> bool:
 
 
 NAME = 9
-"""Importance of a column that is the argument of the next command: it is shown whole, however narrow the terminal."""
+"""The importance of a column whose value is the argument of the next command: no terminal is too narrow for it."""
 HIGH, LOW = 2, 0
-"""Importance of a column that is left out last, and of one that is left out first."""
+"""The importance of a column that is left out last, and of one that is left out first."""
 
 _ABBREVIATIONS = {"gpu": "GPU", "gpus": "GPUs", "id": "ID", "os": "OS", "uid": "UID"}
+"""How words of a key are written in a label, where a capital letter in front is not enough."""
 _GAP = "  "
+"""The spaces between two columns."""
 _WRAPPED = 24
+"""The fewest characters of a line into which a column that wraps is pressed."""
 _WATCH_SECONDS = 2.0
+"""The time between two lists of --watch."""
 _LINES_AROUND = 5
 """Lines of a watched table that are not of its rows: the time, titles, and the columns that are left out."""
 

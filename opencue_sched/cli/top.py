@@ -41,12 +41,17 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.jobs import job_of
 
 _INTERVAL_SECONDS = 2.0
+"""The time between two reads of the farm."""
 _LOOK_AT_SIZE_SECONDS = 0.5
+"""The time between two looks whether the terminal has another size."""
 _REST_OF_KEY_SECONDS = 0.05
+"""How long the rest of a key's bytes may take: after it, Escape is the key itself."""
 _KEYS = {"\x1b[A": "up", "\x1b[B": "down", "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace"}
+"""The keys that are no letters, by the bytes that a terminal sends."""
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|.", re.DOTALL)
 _STEPS = {"up": -1, "down": 1}
 ANY_SIZE = 100_000
+"""A width or height, in characters, at which nothing is left out: that of a pipe."""
 CHANGES = {
     "p": JobChange.PAUSE,
     "u": JobChange.UNPAUSE,
@@ -60,6 +65,7 @@ _CHANGE_KEYS = "  ".join(f"{key} {change.value}" for key, change in CHANGES.item
 _PRIORITY = re.compile(r"-?[0-9]{0,9}")
 _AT_WORK = {"running", Verdict.FLOWING}
 _ABOVE_ALL = 3
+"""The importance of a column that is left out after all others but names."""
 
 Line = tuple[str, str]
 """A text, and its style."""

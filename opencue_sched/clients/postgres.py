@@ -145,7 +145,8 @@ def connect(*given: Any, **named: Any) -> Any:
 
 _UNREADABLE = "the server refused in an encoding other than UTF-8: see its log"
 _BEFORE_WHAT_A_SERVER_SAYS = ":  "
-"""libpq writes it between the severity and the text of a server's message, and nowhere in messages of its own."""
+"""The text that libpq writes between the severity and the text of a server's message, and nowhere in messages of its
+own."""
 _SQLSTATE_ALONE = 3
 """libpq's PQERRORS_SQLSTATE: an error is told as the severity and the SQLSTATE, without its text."""
 

@@ -101,7 +101,7 @@ class _Kept:
 
 
 _OVER = -math.inf
-"""Until when plans are kept of which nobody knows whether they were made."""
+"""The ``until`` of plans of which nobody knows whether they were made: they are made anew the next time."""
 
 
 class PreparedStatements:

@@ -22,6 +22,7 @@ from opencue_sched.settings import Settings
 REDIS_SECONDS = 5.0
 """Connect and read time-out of a try: two and a pause are over before a leader's lease of 15 s is."""
 _RETRIES = 1
+"""How often a command is tried again after its connection failed."""
 
 
 def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]) -> redis.Redis:

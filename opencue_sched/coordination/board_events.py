@@ -20,14 +20,17 @@ from opencue_sched.background import PeriodicThread
 log = structlog.get_logger(__name__)
 
 ANY = "*"
+"""Stands for every kind where a callback is registered."""
 POSTED = "POSTED"
 REMOVAL = "REMOVAL"
 """A job left the board: it was consumed or withdrawn, or put into the trash, of which TRASHED tells as well."""
 KINDS = (POSTED, "CLAIMED", "READY", "EXPIRED", REMOVAL, "TRASHED")
 _HEARD_AS = {"REMOVED": (REMOVAL,), "TRASHED": ("TRASHED", REMOVAL)}
-"""Which kinds callbacks hear of an event of the Stream; of any other kind they hear as it is."""
+"""The kinds under which callbacks hear of an event of the Stream. An event of any other kind is heard under its own."""
 _BLOCK_SECONDS = 1.0
+"""How long one read of the Stream waits for events at most."""
 _RETRY_SECONDS = 1.0
+"""The time after which a Stream that could not be read is read again."""
 
 
 class EventReader:

@@ -11,10 +11,15 @@ import redis
 from opencue_sched.coordination import keys
 
 _WRITER = "by"
+"""The field of an entry that names the instance that wrote it."""
 _START = "0-0"
+"""The cursor before the first entry."""
 _MAX_ENTRIES_KEPT = 10_000
+"""How many entries the log keeps, about."""
 _MAX_ENTRIES_READ = 1_000
+"""How many new entries one read takes: with more, everything counts as changed."""
 _Entry = tuple[str, dict[str, str]]
+"""The id of an entry and its fields."""
 
 
 class ChangeLog:

@@ -62,7 +62,9 @@ class NotFound(SchedulerError):
 
 
 DOES_NOT_EXPIRE = -1.0
+"""The time left of a claim that never ends."""
 NO_CLAIM = -2.0
+"""The time left where nobody has claimed the job."""
 
 
 class JobState(StrEnum):
@@ -271,7 +273,9 @@ def _check_expiry(expiry: float) -> float:
 
 DEFAULT_CLAIM_SECONDS = 60.0
 _LONGEST_LOOK_SECONDS = 1.0
+"""How long a claim lasts, unless the board is made with another time."""
 
+"""The longest time between two looks at a board while a caller waits."""
 
 class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
@@ -550,6 +554,7 @@ class JobBoard(BoardScripts):
 
 GROUP = "opencue_sched.jobboards"
 
+"""The group of entry points under which backends of boards are found."""
 
 class _Configuration(BaseModel):
     """What the configuration of a redis board may say: of the client what TaskFlow's says, by the same names."""

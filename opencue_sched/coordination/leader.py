@@ -58,6 +58,7 @@ log = structlog.get_logger(__name__)
 LONGEST_LEASE_SECONDS = 180.0
 """The longest lease of any leader: the conservative hand-over's default, unless this one's own is longer."""
 ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker of this database and namespace"
+"""The remedy where leaders of two Redis servers are found."""
 
 
 class LeaderGate:

@@ -31,6 +31,7 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 
 ENQUEUED_PER_CALL = 50
+"""How many clusters one call of a script posts."""
 CLAIMED_TOGETHER = 200
 """How many postings one claim takes along at most: so many take Redis about two milliseconds."""
 FAILURE_KINDS = ("postgresql", "redis", "program")

@@ -19,7 +19,9 @@ from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.errors import SchedulerError
 
 REPLY_KEPT_SECONDS = 3600
+"""How long a reply is kept for a caller, beyond the time that the caller waits."""
 _REPLY_BLOCK_SECONDS = 1
+"""How long one read waits for a reply before the next."""
 
 
 def open_job(client: redis.Redis, namespace: str, what: str, *, waits_seconds: float) -> str:

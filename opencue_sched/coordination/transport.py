@@ -210,7 +210,7 @@ class SentinelTransport(kombu_redis.SentinelTransport):
 
 
 QUEUE_AGE_SECONDS = 5.0
-"""After so long a queue that was passed over is asked first."""
+"""How long a queue may be passed over before it is asked first."""
 
 
 class AgedOrder:

@@ -54,6 +54,7 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 SHORTEST_SLEEP_SECONDS = 0.05
+"""The least sleep of a cluster whose next look has a time, such as the end of a cooldown."""
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
 FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0

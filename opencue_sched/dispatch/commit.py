@@ -54,19 +54,31 @@ log = structlog.get_logger(__name__)
 # Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
 # IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
 _QUEUE_BEFORE = 0.35
+"""How long a commit waits behind others of its process."""
 _STATEMENTS_BEFORE = 0.5
+"""When the first statement must be sent."""
 _STATEMENT = 0.3
+"""How long one statement may take."""
 _LOCK = 0.2
+"""How long one statement may wait for a lock."""
 _HOST_LOCK = 0.02
+"""How long a plan waits for a host's row: a report has it for milliseconds."""
 _COMMIT_BEFORE = 0.8
+"""When the last statement before COMMIT must have been sent."""
 _IDLE = 0.15
+"""How long the server waits for the next statement of the transaction."""
 _WHOLE = 0.95
+"""When the server ends the whole transaction."""
 
 _RETRY_PAUSE_SECONDS = 0.02
+"""The longest pause before a transaction is repeated; its length is random."""
 _TOO_LATE = "the commit deadline passed before the plan could be committed"
+"""The reason, for people, of procs for which no time was left."""
 _PREFIX = "acct:"
+"""How keys of vertices begin in Redis, and not in what ``store.read_caps`` returns."""
 
 Lost = tuple[PlannedProc, BookingError]
+"""A planned proc that was not committed, and why."""
 Terms = Mapping[str, Mapping[str, str]]
 """Under which terms limits that count machines accepted a booking: by proc id, then by limit id (BookAnswers.terms)."""
 

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 FIRST_SECONDS = 2.0
 """Cooldown of a cluster after the first failed pass; it doubles up to LONGEST_SECONDS."""
 LONGEST_SECONDS = 300.0
+"""The longest cooldown of a cluster."""
 EMPTY_SLEEP_SECONDS = 30.0
 """How long the posting of a cluster without pending jobs sleeps. New work wakes it at once: this is for news that was
 lost."""
@@ -26,6 +27,7 @@ LONGEST_LOCKED_SECONDS. Mostly a completion or a report has the row for a few mi
 again, and idle cores are lost in a longer cooldown; but looking again and again at one that stays locked costs a pass
 each."""
 LONGEST_LOCKED_SECONDS = 1.0
+"""The longest cooldown of a host whose row is locked."""
 
 What = TypeVar("What", bound=Hashable)
 

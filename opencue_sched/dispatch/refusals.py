@@ -28,6 +28,7 @@ APART_SECONDS = 5.0
 again."""
 LONGEST_APART_SECONDS = 60.0
 REMEMBERED_SECONDS = 60.0
+"""The longest cooldown of a layer on a host."""
 """How long a refusal counts."""
 _HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
 """Words of an RQD, of either kind, that is down, about to stop, taken back by its user, or has less free than

@@ -55,6 +55,7 @@ MOST_WRITTEN = 2_000
 """How many verdicts one write has at most, and so a second."""
 _SEPARATOR = "|"
 _SCOPE = "facility:"
+"""How the fields begin that have the frames waiting in one facility, or in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 FOLDER_NAME_WIDTH = 36
+"""The most characters of a folder's name, as its column has it."""
 NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
 """A name that ends up in paths and commands."""
 NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"

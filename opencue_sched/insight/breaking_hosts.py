@@ -11,6 +11,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.failed_runs import breaking_hosts
 
 _NAMES_TOLD = 3
+"""How many jobs a sentence on a host names."""
 
 
 def find_breaking_hosts(connection: Connection, settings: Settings) -> dict[str, str]:

@@ -80,7 +80,7 @@ PROBE_SECONDS = 2.0
 OLD_BACKLOG_SECONDS = 60.0
 """Age of a worker's last comparison of its waiting work with the database from which it is a finding."""
 RECOMPUTES_MISSED = 2
-"""After so many intervals without a recompute `doctor` reports differences that a recompute would have put right."""
+"""After how many intervals without a recompute `doctor` reports differences that a recompute would have put right."""
 
 _REACH = "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
 # Why RQDs of other machines may not reach the report service.

@@ -56,7 +56,7 @@ _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
 """Age of a verdict from which is said, too, that no pass has looked at the layer since."""
 _DEATHS = 3
-"""In how many ways frames died that are named for each layer, unless every reason is."""
+"""How many ways in which frames died are named for each layer, unless every reason is asked for."""
 _COMMENTS = 3
 """How many comments of a job are shown, the newest."""
 SEATS = "seats"

@@ -41,8 +41,11 @@ log = structlog.get_logger(__name__)
 _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
 LayerVerdicts = Mapping[str, Sequence[RecordedVerdict]]
 MOST_JOBS = 200
+"""How many jobs the page and `top` show at most."""
 MOST_SHOWS = 200
+"""How many shows the page and `top` show at most."""
 MOST_LIMITS = 50
+"""How many limits the page and `top` show at most."""
 BOOKINGS_SECONDS = 30.0
 """The time over which bookings per second are averaged."""
 

@@ -26,10 +26,12 @@ sismember K v, smembers K, srem K v, time, type K, unlink K, unwatch, watch K, x
 xread streams K 0, xrevrange K + -, zadd K 0 v, zcard K, zcount K 0 0, zinter 1 K, zrange K 0 0,
 zrangebyscore K 0 0, zrem K v, zremrangebyscore K 0 0, zrevrange K 0 0, zrevrangebyscore K 0 0, zscore K v
 """
-"""The commands of a fleet, each with arguments that its server takes: K a key, C a channel."""
+"""The commands of a fleet, each with as many arguments as a server wants before it looks at permissions. K stands for a
+key and C for a channel; f, v and numbers are values without a meaning, because no command is carried out."""
 _CALLS = [call.split() for call in _TRIED.replace("\n", " ").split(",")]
 
 COMMANDS = tuple(call[0] for call in _CALLS)
+"""The names of the commands that a fleet sends."""
 
 _NEVER_QUEUED = ("exec", "watch", "unwatch", "multi")
 """The commands that are sent before the others, in this order.
@@ -40,6 +42,7 @@ transaction in which all other commands are queued."""
 _BROKER_COMMANDS = ("psubscribe", "publish", "punsubscribe", "brpop", "watch", "unwatch", "rpop")
 """The commands that only Celery's transport sends."""
 _RULES_NAMED = 8
+"""How many missing rules an error names."""
 
 
 @dataclass(frozen=True, slots=True)

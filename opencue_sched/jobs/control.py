@@ -36,9 +36,13 @@ from opencue_sched.store.submit import add_depends
 _log = structlog.get_logger(__name__)
 
 _KILL_THREADS = 16
+"""How many RQDs are asked to kill at once."""
 _MOST_LOOKS = 3
+"""How often a call looks for frames that run, and ends them, before it leaves the rest."""
 _RETRIABLE = (FrameState.DEAD, FrameState.EATEN, FrameState.SUCCEEDED, FrameState.CHECKPOINT)
+"""The states of a frame that a retry makes wait again."""
 _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CHECKPOINT)
+"""The states of a frame that can be made EATEN."""
 
 _Then = Callable[[Sequence[str], Connection, Counters], list[str]]
 """Changes frames that do not run, with counters locked; the ids of those it changed."""

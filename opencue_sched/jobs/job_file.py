@@ -52,7 +52,7 @@ _JOB_NAME_WIDTH = 255
 _LONGEST_TEXT = 4000
 """Width of the columns of commands, ranges, tags and log directories."""
 _LONGEST_FILE_NAME_BYTES = 255
-"""Most that a file system takes for the name of one file or directory."""
+"""The longest name of a file or directory that file systems take."""
 _JOB_ID_CHARACTERS = 36
 _EARLIER_RUN = ".999"
 """RQD gives the log of an earlier run of a frame its number."""

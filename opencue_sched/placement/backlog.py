@@ -37,7 +37,7 @@ FIRST_FRAMES_OF_A_PORTION = 20
 MOST_FRAMES_OF_A_PORTION = 200
 """How many usable frames a portion has at most, so that a frame that is retried is behind no more of its layer."""
 JUDGED_SECONDS = 60.0
-"""After so long a plan looks at a waiting layer again, even if nothing that stood in its way has changed."""
+"""How long a plan may pass over a waiting layer because nothing that stood in the layer's way has changed."""
 JUDGED_PER_PLAN = 100
 """How many layers one plan looks at only because JUDGED_SECONDS are over: 20,000 layers have their turn in a minute of
 busy passes."""

@@ -11,7 +11,8 @@ from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.settings import HostBookingStrategy
 
 Rank = tuple[int, int, int, str]
-"""A host's place in the order of a strategy (GPU level, cores, bucket, id); smaller first."""
+"""A host's place in the order of a strategy: GPU level, cores, memory bucket, id. The smaller rank is served first, so
+cores and memory bucket are negative where the strategy prefers the hosts with more idle."""
 
 
 def _gpu_level(gpus: int, gpu_memory_kb: int) -> int:

@@ -65,7 +65,7 @@ _DRAWN_AHEAD = 8
 _CAPS_AHEAD = 400
 """How many layers have the use of their caps read at once, at most, when a plan comes to one whose use is not known."""
 _NEEDS_TOLD = 16
-"""For hosts of the same tags, how many needs that none of them has idle are reported at most."""
+"""How many needs that no host has idle a plan reports at most, for hosts of the same tags."""
 
 
 class Planner:

@@ -27,6 +27,7 @@ MOST_WAITING = 20_000
 STOP_SECONDS = 2.0
 """How long a process that stops goes on announcing."""
 _RETRY_SECONDS = 1.0
+"""The time after which an announcement that failed is tried again."""
 
 
 def announce(

@@ -48,7 +48,9 @@ from opencue_sched.store.release import ChangedFrame
 _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 8
+"""How often a transaction is tried, each time with more counters locked or after a collision."""
 _LONGEST_RETRY_SECONDS = 0.2
+"""The longest pause before a transaction is tried again; its length is random."""
 
 Request = CompletedFrame | LostRun
 Note = Callable[[Connection, Collection[str]], object]
@@ -61,6 +63,7 @@ _Result = TypeVar("_Result")
 
 
 _ASTRAY_WARN_SECONDS = 60.0
+"""How often the log warns that a host reports frames which were booked on another."""
 
 
 def warn_of_astray(booked_on: str, reported_by: str) -> None:

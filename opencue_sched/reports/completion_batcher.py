@@ -24,6 +24,7 @@ from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
+"""How many completions may wait for the database; further ones are refused, and RQDs send them again."""
 SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS = 0.01, 0.05
 """How long completions wait for others, while fewer than MOST_TOGETHER do, to be applied with them: as long as those
 before them took, within these bounds. A transaction of few costs as much planning, and as many messages, as one of

@@ -21,6 +21,7 @@ from opencue_sched.domain.receiver_url import ReceiverUrl, read_receiver_url
 from opencue_sched.settings import PREFIX, Events
 
 LARGEST_ANSWER_BYTES = 1024 * 1024
+"""The largest answer that is taken from a receiver, whose content says nothing."""
 
 
 class Receiver(Protocol):

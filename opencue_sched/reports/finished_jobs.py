@@ -24,7 +24,7 @@ from opencue_sched.store.lost_runs import EVERYTHING, UpkeepScope
 _log = structlog.get_logger(__name__)
 
 FRAMES_PER_PORTION = 500
-"""Most frames that one transaction deletes: in some 50 ms beside a farm at work, on two cores."""
+"""How many frames one transaction deletes at most: in some 50 ms beside a farm at work, on two cores."""
 
 MOST_LOOKED_AT = 10_000
 """Jobs that one run finds to be due, by reading all jobs once: more than it moves."""

@@ -15,7 +15,8 @@ from opencue_sched.store.frame_history import drain_frame_history
 _log = structlog.get_logger(__name__)
 
 HISTORY_EVENTS = 10_000
-"""Most events of one call and transaction: what 150 frames started and ended a second leave until the next reap."""
+"""How many events one call writes at most, in one transaction: what 150 frames started and ended a second leave until
+the next reap."""
 
 
 def drain_history(engine: Engine) -> tuple[int, int]:

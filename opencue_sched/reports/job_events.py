@@ -27,19 +27,22 @@ from opencue_sched.store import job_events
 _log = structlog.get_logger(__name__)
 
 PLACES = 16
-"""How many events are being sent at a time for the first time, and how many again, without those that hang: of these
-there are as many more at most."""
+"""How many attempts may be under way that do not hang: so many first tries, and as many repeated ones. As many again of
+each may hang beside them."""
 LOOK_SECONDS = 0.1
 """The time between two looks for other events that are due, while an event is being sent."""
 FIRST_REPEAT_SECONDS = 30.0
-"""The time after which an event is tried again; it doubles with each try.
+"""The time from a first try to the second; it doubles with each try.
 
 It is longer than a try takes, for whose end no other process waits."""
 LONGEST_REPEAT_SECONDS = 3600.0
 MOST_TRIES = 30
+"""The longest time from one try of an event to the next."""
 LONGEST_AGE_SECONDS = 86_400.0
+"""An event that was tried so often is given up once its next try would be due."""
 MOST_DROPPED = 1_000
-"""Events given up by one call."""
+"""An event that is older is given up."""
+"""How many events one call gives up at most."""
 
 
 @dataclass(frozen=True, slots=True)

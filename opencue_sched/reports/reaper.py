@@ -33,7 +33,8 @@ from opencue_sched.store.lost_runs import DEAF_FACTOR, EVERYTHING, GIVE_UP_SECON
 _log = structlog.get_logger(__name__)
 
 MOST_RUNS = 2000
-"""Most runs that one reap ends, which takes a few seconds after the last kill; the rest is for the next, at random."""
+"""How many runs one reap ends at most, which takes a few seconds after the last kill. Which are left for the next reap
+is chosen at random."""
 
 REAP_SECONDS = 30.0
 """No kill is begun after this long. The last kill takes up to twice ``rqd.timeout`` more."""

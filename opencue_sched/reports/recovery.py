@@ -20,7 +20,7 @@ from opencue_sched.store.release import Counters
 _log = structlog.get_logger(__name__)
 
 RECOVERED_PER_CALL = 500
-"""Most rows of each kind healed by one pass."""
+"""How many rows of each kind one pass heals at most."""
 
 
 def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:

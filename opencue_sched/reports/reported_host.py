@@ -32,8 +32,11 @@ LEAST_FREE_TEMP = 0.05
 _NIMBY_SOURCE = "NIMBY"
 _DEFAULT_OS = "rhel40"
 _MOST_CENTICORES = 10_000_000
+"""The most centicores of a host that are believed."""
 SHOWN_CHARACTERS = 60
+"""How many characters of a wrong value an error shows."""
 LATEST_EPOCH = 4_102_444_800
+"""The latest boot time that is believed, in epoch seconds: the beginning of 2100."""
 # 256 TB: memory that neither a host nor a frame has. More would raise the minimum of a layer beyond every host.
 MOST_KB = 2**38
 

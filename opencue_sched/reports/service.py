@@ -46,10 +46,11 @@ _log = structlog.get_logger(__name__)
 REPORTS_TOGETHER = 64
 """Hosts whose reports are handled in one transaction."""
 REPORT_THREADS = 2
-"""One has its reports read or written by PostgreSQL while the other reads what came."""
+"""How many threads handle reports: PostgreSQL works for one while the other reads what came."""
 GATHER_SECONDS = 0.1
 """How long reports wait for others, while fewer than REPORTS_TOGETHER do, to be handled with them."""
 KILL_THREADS = 8
+"""How many threads end processes on hosts."""
 
 
 class NotServed(grpc.GenericRpcHandler):
@@ -115,17 +116,24 @@ two hosts that vanished in the middle of theirs would keep all status reports wa
 become too old."""
 
 MOST_CALLS = 4_000
+"""How many calls are taken at once; gRPC refuses further ones."""
 _CALL_THREADS = 256
 """Completions that wait to be committed, each with a thread: half of them make a batch while the other half is written.
 Threads are made as they are needed."""
 _HOST_REPORT_CALL_THREADS = 2
 _HOST_REPORT_CALLS = ("/report.RqdReportInterface/ReportStatus", "/report.RqdReportInterface/ReportRqdStartup")
 _ANSWER_SECONDS = 20.0
+"""How long an RQD waits for the answer that its completion was committed."""
 _STOP_SECONDS = 10.0
+"""How long calls under way, and completions that wait, have at a stop."""
 _PULSE_SECONDS = 2.0
+"""The time between two signs of life for the probes."""
 _REPEAT_REFUSAL_SECONDS = 600.0
+"""How often the log repeats the same refusal of a host's reports."""
 _LONGEST_LABEL = 300
+"""The most characters of a frame's name in the log."""
 _DATABASE_AWAY_SECONDS = 0.5
+"""The pause before reports are handled again after PostgreSQL was away."""
 
 
 def server_options() -> list[tuple[str, int]]:

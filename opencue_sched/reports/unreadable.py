@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError
 _log = structlog.get_logger(__name__)
 
 TOLD_EVERY_SECONDS = 60.0
+"""The time from one warning about a peer to the next."""
 _MOST_PEERS = 10_000
+"""How many peers are remembered; with more, all are forgotten."""
 
 
 class UnreadableMessages(grpc.ServerInterceptor):

@@ -31,7 +31,7 @@ _LONGEST_CONNECT_SECONDS = 2.0
 _IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
 _RESOLVE_SECONDS = 5.0
-"""gRPC would go on for 30 s with the address that a name had when it was last resolved."""
+"""The least time between two resolutions of a name. gRPC would use the address that it found last for 30 s."""
 _KEEPALIVE_SECONDS = 300.0
 """The time between two pings of a connection on which nothing else is said."""
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0

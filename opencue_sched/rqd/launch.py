@@ -38,6 +38,7 @@ from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
 _RESEND_PAUSE_SECONDS = 0.05
+"""The pause before a frame that certainly did not start is sent once more: an RQD that is starting is there then."""
 # How gRPC's and RQD's words begin. ("Not lauching" is what RQD sends.)
 _NOT_CONNECTED = (
     "failed to connect to all addresses",

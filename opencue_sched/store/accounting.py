@@ -223,6 +223,7 @@ _UNFINISHED_COMMITS = text(
     """
 )
 _ROWS_PER_FETCH = 5000
+"""How many procs one fetch of the server-side cursor has."""
 
 
 def procs(

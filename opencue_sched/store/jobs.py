@@ -246,16 +246,16 @@ LayerView = Row[Any]
 - ``start_after``: the time before which no frame may start; None without one, and where the schema has none (V47).
 """
 FrameView = Row[Any]
-"""A frame; ``llu``: when its log last grew."""
+"""A frame with its layer and job; ``llu`` is the time at which the frame's log last grew."""
 DeadFrames = Row[Any]
-"""The dead frames of a layer with one exit status: how many ``frames``, and the newest of them."""
+"""The dead frames of a layer with one exit status: ``frames`` says how many, the other columns are the newest's."""
 Depend = Row[Any]
-"""What a job, a layer or a frame of it waits for. A dependency that groups pairs of frames has ``pairs`` of them, and
-``open_pairs`` that are not met yet."""
+"""A dependency: what a job, a layer or a frame waits for. A dependency that groups pairs of frames has ``pairs`` of
+them, of which ``open_pairs`` are not met yet."""
 
 
 _ANY_JOB = dict.fromkeys(("jobs", "show", "facility", "user_name", "state", "show_part", "part"))
-"""The parameters of `_JOBS` that choose jobs, set so that all jobs are chosen."""
+"""The parameters of `_JOBS` that choose jobs, each None: all jobs are chosen. Copied, never changed."""
 
 
 def list_jobs(

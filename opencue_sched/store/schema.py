@@ -43,6 +43,7 @@ TABLE_LOCK_SECONDS = 20.0
 _MIGRATION_LOCK_KEY = 0x6F63732D6D696772
 """Session advisory lock held while migrating: the bytes of ``ocs-migr``."""
 _MIGRATION_LOCK_SECONDS = 60.0
+"""How long a migration waits for another one to end."""
 
 # Which tables and columns there are that a version of the schema tells apart.
 _FACTS = text(

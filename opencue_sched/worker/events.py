@@ -40,11 +40,12 @@ _PAYLOAD = TypeAdapter(dict[str, list[str]], config=ConfigDict(strict=True))
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0
 """Pauses between attempts to connect: what happens between PostgreSQL's return and the next one is not heard."""
 _POLL_SECONDS = 0.5
+"""How long a listener waits for notifications before it looks whether it is to stop."""
 HEARD_TOGETHER_SECONDS = 0.04
-"""From one call of handlers to the next: on a full farm, where frames end all the time, what is heard in a 25th of a
-second shares a call, and with it a round trip to Redis."""
+"""The time from one call of handlers to the next. On a full farm, where frames end all the time, what is heard in a
+25th of a second shares a call, and with it a round trip to Redis."""
 PROOF_SECONDS = 60.0
-"""From one proof that notifications are heard to the next; and how long a listener that is deaf waits."""
+"""The time from one proof that notifications are heard to the next, and for which a listener that is deaf waits."""
 
 
 class _Deaf(SchedulerError):
@@ -178,10 +179,11 @@ class NotificationListener(PeriodicThread):
 
 
 DEBOUNCE_SECONDS = 0.01
-"""From one sweep to the next for new work: a burst of notifications costs one each hundredth of a second."""
+"""The time from one sweep for new work to the next: a burst of notifications costs a sweep each hundredth of a
+second."""
 COLLECT_SECONDS = 0.1
-"""From one sweep for freed hosts to the next for these alone: on a full farm, where hosts come free all the time, those
-of a tenth of a second share a sweep, and with it a pass."""
+"""The time from one sweep for freed hosts to the next that has no other reason. On a full farm, where hosts come free
+all the time, those of a tenth of a second share a sweep, and with it a pass."""
 
 
 class Waker(PeriodicThread):

@@ -33,7 +33,7 @@ _SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", 
 
 
 TOLD_AGAIN_SECONDS = 60.0
-"""From one line about a store in trouble to the next of its kind."""
+"""The time from one line about a store in trouble to the next of the same kind."""
 
 
 class TroubleLines:

@@ -35,8 +35,11 @@ _WIDTH, _HEIGHT = 192, 108
 _DEADLINE_SECONDS = 600.0
 """How long the job may take. Installing and starting the farm is not part of it."""
 _COMMAND_SECONDS = 60
+"""How long one command of the demonstration may take."""
 _COMMIT_DEADLINE_SECONDS = 2
+"""The demonstration's accounting.commit_deadline."""
 _POLL_SECONDS = 0.25
+"""The time between two looks at the job."""
 _CLI = (sys.executable, "-c", "from opencue_sched.cli import main; main()")
 
 

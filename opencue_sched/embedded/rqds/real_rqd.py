@@ -27,7 +27,8 @@ from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFail
 
 RQD_REQUIREMENT = "opencue-rqd==1.37.0"
 _NOT_NEEDED = frozenset({"pynput"})
-"""Only for nimby, which is off; it needs a compiler to install."""
+"""Packages that opencue-rqd requires and these RQDs do without. pynput is for nimby, which is off, and needs a compiler
+to be installed."""
 _STAMP = "installed.txt"
 _START_SECONDS = 60.0
 _LAUNCHER = Path(__file__).with_name("rqd_launcher.py")

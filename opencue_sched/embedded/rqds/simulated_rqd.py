@@ -40,9 +40,13 @@ log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
 _CALL_SECONDS = 30.0
+"""How long a call from another thread into the event loop may take."""
 _REPORT_SECONDS = 10.0
+"""How long a report may take."""
 _REPORT_ATTEMPTS = 4
+"""How often a report is sent to a service that is not there."""
 _FIRST_RETRY_SECONDS = 0.1
+"""The pause before a report is sent for the second time."""
 _REFUSAL_PREFIX = "Exception calling application: "
 
 

@@ -17,7 +17,9 @@ from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFail
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 _READY_SECONDS = 60.0
+"""How long a process may take until it is ready."""
 _STOP_SECONDS = 20.0
+"""How long a process that was told to stop may take until it is killed."""
 
 
 class Fleet:

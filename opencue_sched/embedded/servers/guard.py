@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _OWNER_CHECK_SECONDS = 0.5
+"""The time between two looks whether the owner is still there."""
 
 
 def _die_with_guard(death_signal: int) -> Callable[[], None] | None:

@@ -29,6 +29,7 @@ _START_SECONDS = 60.0
 # those of others alone.
 _PORTS = range(20_000, 32_000, 7)
 _CLAIMS_HELD = 100
+"""How many ports this process keeps from others at most; the port claimed longest ago is given up first."""
 _claims: deque[int] = deque()
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
 """The file descriptors of the sockets by which ports are claimed, the oldest first. Each operation on it is atomic."""

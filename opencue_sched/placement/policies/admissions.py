@@ -77,7 +77,7 @@ def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Resources:
 LEAST_FRAMES = 8
 """How many frames a layer may always run on a host: its share of a small host would be a frame or two."""
 PART_OF_CORES = 4
-"""For each so many cores of a host a layer may run a frame there."""
+"""How many cores of a host there must be for each frame of a layer that may run there."""
 
 
 def most_of_a_layer(host: Host) -> int:
