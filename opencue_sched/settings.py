@@ -110,7 +110,7 @@ def _receiver_url(value: SecretStr) -> SecretStr:
 
 
 def _look_for_files(setting: str, named: Mapping[str, object]) -> None:
-    """Raises WrongConfiguration for a file that a URL names and that is not there, or cannot be read."""
+    """Refuse a URL, by WrongConfiguration, which names a file that is not there, or cannot be read."""
     for option, path in named.items():
         if isinstance(path, str) and path != _AUTHORITIES_OF_THE_SYSTEM and not os.access(path, os.R_OK):
             why = "cannot be read" if Path(path).exists() else "is not there"
@@ -281,7 +281,7 @@ class HostCacheSettings(_Section):
 
 
 class SchedulerScope(_Section):
-    """Which part of the farm this process works on."""
+    """The part of the farm that this process works on."""
 
     facility: FacilityName | None = Field(
         None,
@@ -500,7 +500,7 @@ def settings_file() -> Path | None:
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
-    """Its sections. Raises WrongConfiguration."""
+    """Read a settings file, and return its sections. Raises WrongConfiguration."""
     from opencue_sched.text_file import InvalidFile, read_yaml  # imports yaml, for a file alone
 
     try:

@@ -1,4 +1,4 @@
-"""Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
+"""Marks by which the age of a booking in flight is judged: by a clock that cannot jump.
 
 Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
 committed would be thrown away. So an entry must also stand unchanged since a mark that is an age old by the boot

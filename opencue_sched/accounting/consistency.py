@@ -44,7 +44,7 @@ class EntryChange:
     """An entry that came into the ledger or went out of it: a line of acct:audit:log."""
 
     seq: int
-    """The sequence number at which it did."""
+    """The sequence number of that change."""
     added: bool
     """True for an entry that came, False for one that went."""
     proc_id: str

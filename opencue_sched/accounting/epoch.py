@@ -36,7 +36,7 @@ class Epoch:
 
     @property
     def run_id(self) -> str:
-        """The Redis process it belongs to; empty for text that is no epoch."""
+        """The Redis process whose counters the epoch names; empty for text that is no epoch."""
         return "".join(self.text.split("|")[2:3])
 
     @property

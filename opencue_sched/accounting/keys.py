@@ -269,7 +269,7 @@ class Record:
     booked_at: int
     """Redis TIME in seconds."""
     changed_seq: int
-    """The sequence number (acct:seq) of its last change."""
+    """The sequence number (acct:seq) of the entry's last change."""
     owner: str
     entry: str
     """The entry as text: see unpack_entry."""

@@ -39,7 +39,7 @@ class Found:
         )
 
     def packed(self) -> str:
-        """The text that Redis keeps of it."""
+        """The text of the recompute that Redis keeps."""
         return json.dumps({"entries": self.entries, "counters": self.counters})
 
 

@@ -62,7 +62,8 @@ class BookingRefused:
     """Why a booking was not taken."""
 
     table: str
-    """What refused it: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned, unseeded or error."""
+    """What refused the booking: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned, unseeded or
+    error."""
     current: float = 0.0
     """What was in use there: cores, GPUs or frames."""
     limit: float = 0.0
@@ -256,8 +257,8 @@ class Ledger:
         return int(now[0]), found
 
     def limits_lacking_machines(self, limit_ids: Sequence[str]) -> list[str]:
-        """Which of the limits have frames whose entries do not say what the limit counts by now: the machine,
-        where it counts machines, or since when they run, where it was reported."""
+        """The limits among these under which frames run whose entries lack what the limit counts by now: the machine of
+        the frame, where the limit counts machines, or the frame's start, where a licence server reports the limit."""
         with answering(self.client), self.client.pipeline(transaction=False) as pipe:
             for limit_id in limit_ids:
                 pipe.hmget(keys.limit(limit_id), "int_machines", "after", "int_running")
@@ -289,14 +290,14 @@ class Ledger:
         return follows
 
     def settle(self, bookings: Sequence[Booking]) -> None:
-        """The procs are committed. About those that were released meanwhile there is nothing to do."""
+        """Note that procs are committed. A proc that was released meanwhile is left as it is."""
         waiting = {booking.proc_id: booking for booking in reversed(bookings)}
         while waiting:
             answers, _ = self._call(partial(settle_calls, bookings=list(waiting.values()), owner=self.owner))
             waiting = {proc_id: waiting[proc_id] for answer in answers for proc_id in answer[3]}
 
     def rollback(self, bookings: Sequence[Booking]) -> None:
-        """The procs were certainly not committed (or their DELETE was): take exactly these entries out again.
+        """Take exactly these entries out again: their procs were certainly not committed (or their DELETE was).
 
         Never call this while the outcome of a COMMIT is unknown: leave the booking in flight and recompute will tell.
         """
@@ -315,7 +316,7 @@ class Ledger:
     # For recompute, caps and bootstrap
 
     def mark(self) -> Mark:
-        """This moment: the sequence number every earlier change is at or below, and Redis TIME after it."""
+        """Mark this moment: the sequence number every earlier change is at or below, and Redis TIME after that."""
         (answer,), (now,) = self._call(
             lambda epoch: [ScriptCall("inventory", LEDGER_KEYS, (epoch,))], reads=[("TIME",)]
         )
@@ -453,14 +454,14 @@ midst of it. In a dual store a proc takes more commands, and a change may count 
 procs under limits that count machines or are reported a script leaves those for which there is no time, and says so."""
 
 NOT_READY = "not_ready"
-UNSEEDED = "unseeded"
 """A refusal of the scripts: the store has another epoch, or none that is open."""
-TOMBSTONED = "tombstoned"
+UNSEEDED = "unseeded"
 """A refusal of the scripts: the store lacks caps of a vertex."""
-ERROR = "error"
+TOMBSTONED = "tombstoned"
 """A refusal of the scripts: the proc was in the ledger and left it."""
-
+ERROR = "error"
 """A refusal that is an error of Redis, whose text comes with it."""
+
 Phase: TypeAlias = Literal["before", "after"]
 
 

@@ -107,7 +107,8 @@ class ImportedShows:
         return bool(self.admitted([show_id]))
 
     def admitted(self, show_ids: Collection[str]) -> set[str]:
-        """Which of these shows are ours; imports and raises as admits() does. One statement where all are."""
+        """The shows among these that are ours. Imports and raises as admits() does, with one statement where all
+        are."""
         versions = ask(self._engine, managed_show_versions, list(show_ids))
         return {show_id for show_id, version in versions.items() if self._seconds_left(show_id, version) == 0}
 

@@ -406,7 +406,8 @@ def _selecting(state: str) -> list[click.Parameter]:
 def _wanted(
     connection: Connection, job: NamedRow, layers: Sequence[str], numbers: FrameRange | None, states: Sequence[str]
 ) -> dict[str, Any]:
-    """Which frames of a job store.jobs is asked for. Raises InvalidInput for a layer the job has not."""
+    """The arguments by which store.jobs is asked for frames of a job. Raises InvalidInput for a layer that the job does
+    not have."""
     ids = layer_ids(connection, job, layers)
     in_states = None if _ANY in states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
@@ -499,7 +500,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
 
 
 def _note_also(note: Note, before: Sequence[str], connection: Connection, frame_ids: Collection[str]) -> None:
-    """A note of frames that were changed by an earlier call, too."""
+    """Call ``note`` with the frames changed now and those that an earlier call changed (``before``)."""
     note(connection, (*before, *frame_ids))
 
 
@@ -643,7 +644,7 @@ def start_after(
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:
-    """Raises InvalidInput for what does not go together; the transaction is rolled back then."""
+    """Refuse layers whose values do not go together, by InvalidInput: the transaction is rolled back then."""
     for layer in layers:
         if 0 < layer.cores_max < layer.cores_min:
             raise InvalidInput(f"layer {layer.name}: its max cores would be less than its cores")

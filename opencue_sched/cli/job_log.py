@@ -77,7 +77,7 @@ class _Log:
     inode: int = 0
     """The inode of the file that was copied; 0 before any was."""
     position: int = 0
-    """How many bytes of it were copied."""
+    """How many bytes of the log were copied."""
 
     def copy(self) -> bool:
         """Copy what is there and was not yet. False if no log is visible."""

@@ -104,7 +104,7 @@ def _outcome(layers: Sequence[LayerView]) -> str | None:
 
 
 def _show_lines(looks: Iterable[Sequence[LayerView]]) -> None:
-    """Now and then a line for each layer that went on."""
+    """Print a line for each layer that went on since its last line, now and then."""
     told: dict[str, str] = {}
     due = 0.0
     for layers in looks:

@@ -75,11 +75,13 @@ class Column:
     show: Callable[[Any], str] | None = None
     """Gives the table's text of a value; a value of None is an empty cell."""
     importance: int = 1
+    """How late the column is left out of a terminal that is too narrow: LOW, 1, HIGH, or NAME for never."""
     wraps: bool = False
-    """Whether its text takes several lines before columns are left out for want of width. It counts for the last column
-    only."""
+    """Whether the column's text takes several lines before columns are left out for want of width. Only the last column
+    of a table may."""
 
     def value(self, thing: Any) -> Any:
+        """What the column has of a thing, as JSON shows it."""
         if callable(self.read):
             return self.read(thing)
         name = self.read or self.key
@@ -92,6 +94,7 @@ class Column:
         return self.title or " ".join(_ABBREVIATIONS.get(word, word.capitalize()) for word in words)
 
     def cell(self, value: Any) -> str:
+        """The text of a value, as the table shows it."""
         if value is None:
             return ""
         if self.show is not None:
@@ -105,7 +108,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command did or found."""
+    """What a command did or found, ready to be printed."""
 
     lines: str | Iterable[str]
     """A line or lines for people, on standard output."""
@@ -114,12 +117,12 @@ class Done:
     notes: Sequence[str] = ()
     """Lines for people, on standard error."""
     status: int = 0
-    """The exit status."""
+    """The exit status of the command."""
     nothing: str = ""
-    """What people are told on standard error where there are no lines."""
+    """The line for people on standard error in place of ``lines`` where these are empty."""
 
     def show(self, *, as_json: bool) -> None:
-        """Print it, and end with the exit status."""
+        """Print the lines, or the document, and the notes; then end the command if ``status`` is not 0."""
         if as_json:
             click.echo(json.dumps(self.document, indent=2, default=datetime.isoformat))
         elif self.lines:
@@ -134,41 +137,45 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Texts of cells, ready to be laid out."""
+    """The texts of a table, with what is known of each column. Lists are by column, and no caller changes them."""
 
     titles: list[str]
+    """The title of each column."""
     cells: list[list[str]]
+    """The rows, each a text for each column."""
     widths: list[int]
+    """The width of each column, in characters of a terminal."""
     right: list[bool]
+    """Whether each column is aligned to the right, as numbers are."""
     shown: list[int]
     """The numbers of the columns that are shown."""
     wraps: bool
     """Whether the last text of a line may take several lines."""
 
     def line(self, texts: Sequence[str]) -> str:
-        """One line of the table, of texts of all columns."""
+        """The line of the table that the texts of all columns make."""
         return _GAP.join(
             _pad(texts[number], self.widths[number], right=self.right[number]) for number in self.shown
         ).rstrip()
 
 
 class Columns:
-    """What is known of each thing that a command lists, shows or changes."""
+    """The columns that a command has for the things it lists, shows or changes."""
 
     def __init__(self, *columns: Column) -> None:
         self._all = columns
         self._titled = [column for column in columns if column.title]
 
     def and_also(self, *columns: Column) -> Columns:
-        """These columns, and more of them behind."""
+        """The same columns with more behind them."""
         return Columns(*self._all, *columns)
 
     def document(self, row: Any) -> dict[str, Any]:
-        """A row, for JSON."""
+        """The JSON object of a row."""
         return {column.key: column.value(row) for column in self._all if column.key}
 
     def listed(self, rows: Sequence[Any], noun: str = "", most: int = sys.maxsize) -> Done:
-        """Rows that a command lists; ``noun`` is what they are, unless it is the first column's title.
+        """What a command says that lists ``rows``; ``noun`` is what a row is, without it the first column's title.
 
         Of more than ``most`` rows the first are shown, with a note: a command reads one more than it shows.
         """
@@ -177,11 +184,12 @@ class Columns:
         return Done(lines, documents, notes, nothing=f"no {noun or self._all[0].title.lower()}s")
 
     def changed(self, row: Any) -> Done:
-        """A row that a command created or changed, as it is listed."""
+        """What a command says that created or changed ``row``: the row as it would be listed."""
         return Done(self.lines([row]), self.document(row))
 
     def shown(self, row: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
-        """One row, a line for each column with a value, and the rows that belong to it. JSON has these as ``key``."""
+        """What a command says that shows ``row``: a line for each column with a value, then a table of the rows that
+        belong to the row: ``its``, with ``its_columns``. The JSON object of the row has ``its`` under ``key``."""
         known = {column.label: text.splitlines() for column in self._all if (text := column.cell(column.value(row)))}
         width = max(map(cell_len, known))
         lines = [
@@ -195,7 +203,8 @@ class Columns:
         return Done([*lines, "", *its_columns.lines(its)] if its else lines, document)
 
     def watch(self, find: Callable[[int], Sequence[Any]]) -> None:
-        """List anew every two seconds, until Ctrl-C, what ``find`` gives when it is told how many rows fit."""
+        """List rows anew every two seconds, until Ctrl-C. ``find`` is called with the number of rows that fit on the
+        terminal, and returns them."""
         if not sys.stdout.isatty():
             raise click.UsageError("--watch needs a terminal")
         from rich.text import Text
@@ -210,8 +219,8 @@ class Columns:
         live(pictures, screen=True)
 
     def lines(self, rows: Sequence[Any]) -> Iterator[str]:
-        """A table whose columns of numbers are aligned to the right. A terminal gets the columns that fit, with no cell
-        cut, and the names of those that do not; a pipe gets all."""
+        """The lines of a table, columns of numbers aligned to the right. A terminal gets the columns that fit, with no
+        cell cut, and the titles of those that do not; a pipe gets all."""
         width = _terminal_width() if sys.stdout.isatty() else None
         table = self.lay_out(rows, width)
         yield click.style(table.line(table.titles), bold=True)
@@ -226,8 +235,8 @@ class Columns:
             yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
     def lay_out(self, rows: Sequence[Any], width: int | None) -> Table:
-        """A table of the columns that have a title and fit into the width; None: of all. A column that wraps needs 24
-        characters."""
+        """The table of the columns that have a title and fit into ``width`` characters, or of all that have a title
+        where ``width`` is None. A column that wraps needs 24 characters."""
         columns = self._titled
         values = [[column.value(row) for column in columns] for row in rows]
         cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in values]
@@ -238,7 +247,7 @@ class Columns:
         return Table([column.title for column in columns], cells, widths, right, shown, wraps)
 
     def _fit(self, cells: list[list[str]], widths: list[int], room: int) -> list[int]:
-        """The numbers of the columns that there is room for, with the gap after each."""
+        """The numbers of the columns that fit into ``room`` characters, with the gap after each."""
         least = [
             len(_GAP) + (min(width, _WRAPPED) if column.wraps else width)
             for column, width in zip(self._titled, widths, strict=True)
@@ -264,12 +273,12 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A cell's text without what would move the cursor."""
+    """The text of a cell, with a space for each character that would move the cursor."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """A block during which a terminal shows what is being done; elsewhere nothing is shown."""
+    """A context during which a terminal shows ``text``, which says what is being done; a pipe gets nothing."""
     from rich.console import Console
 
     return Console(stderr=True).status(text)
@@ -277,7 +286,7 @@ def working(text: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def counting_down(text: str) -> Iterator[Callable[[float], None]]:
-    """A block like ``working``, with a function that sleeps and shows how many seconds of that are left."""
+    """A context like ``working``, which gives a function that sleeps for some seconds and shows how many are left."""
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
@@ -293,8 +302,8 @@ def counting_down(text: str) -> Iterator[Callable[[float], None]]:
 
 
 def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: bool = False) -> None:
-    """Show on the terminal one picture after the other, each in place of the one before, as they come; with ``screen``
-    on a screen of its own."""
+    """Show pictures (what rich can draw) on the terminal as they come, each in place of the one before; with ``screen``
+    on a screen of its own, which is gone at the end."""
     from rich.console import Console
     from rich.live import Live
 
@@ -306,7 +315,7 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
 
 
 def cores(centicores: int | None) -> float | None:
-    """Centicores of the database as cores; the sentinels 0 and -1 stay."""
+    """The cores that some centicores of the database are. 0, and -1 for a cap that is none, stay as they are."""
     if centicores is None or centicores <= 0:
         return centicores
     value = centicores / CENTICORES_PER_CORE
@@ -314,22 +323,22 @@ def cores(centicores: int | None) -> float | None:
 
 
 def in_cores(attribute: str) -> Callable[[Any], float | None]:
-    """Reads an attribute that is in centicores, as cores: for a Column."""
+    """A function that reads an attribute in centicores and returns cores: ``read`` of a Column."""
     return lambda row: cores(getattr(row, attribute))
 
 
 def cap_text(value: float | None) -> str:
-    """A cap; 0 and below is none."""
+    """The text of a cap; one of 0 or below is no cap."""
     return "-" if value is None or value <= 0 else f"{value:g}"
 
 
 def time_text(moment: datetime) -> str:
-    """A moment in local time."""
+    """The text of a moment, in local time."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def age_text(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago: ``45s``, ``12m``, ``3h 20m``, ``2d 4h``."""
+    """The text of the time since a moment: ``45s``, ``12m``, ``3h 20m``, ``2d 4h``; empty where there is no moment."""
     if moment is None:
         return ""
     return duration_text(((now or datetime.now(UTC)) - moment).total_seconds())

@@ -80,7 +80,7 @@ def set_service(connection: Connection, service: NamedRow, **given: Any) -> Done
 
 
 def _refuse_cuebots(connection: Connection) -> None:
-    """Raises InvalidInput beside a Cuebot, which keeps what it once read of services."""
+    """Refuse a change beside a Cuebot, by InvalidInput: a Cuebot keeps what it once read of services."""
     if read_origin(connection) == "cuebot":
         raise InvalidInput("the services of this farm are its Cuebot's: CueGUI's Services or `cueadmin` change them")
 

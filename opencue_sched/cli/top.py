@@ -127,7 +127,7 @@ class Chosen:
     """The id of a job."""
     scrolled: int = 0
     typing: str = ""
-    """Which of ``show``, ``job`` and ``priority`` is being typed; empty for none."""
+    """What is being typed: ``show``, ``job`` or ``priority``; empty for nothing."""
     asked: JobChange | None = None
     """What a key would change on the job, which a person is asked about."""
     agreed: bool = False

@@ -58,7 +58,7 @@ class _Part:
     """One statement of a message."""
 
     name: str
-    """Its name once it is prepared; empty for what cannot be."""
+    """The name of the prepared statement; empty for a statement that cannot be prepared."""
     execute: str
     prepare: str = ""
 
@@ -96,7 +96,7 @@ class _Kept:
 
     generation: int
     until: float
-    """The moment at which its plans are made anew, by the clock of PreparedStatements."""
+    """The moment at which the connection's plans are made anew, by the clock of PreparedStatements."""
     names: frozenset[str]
 
 

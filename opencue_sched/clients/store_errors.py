@@ -83,7 +83,7 @@ class Failure(StrEnum):
     """Why a plan's transaction failed."""
 
     REPEAT = auto()
-    """It collided with another transaction; tried again at once, it may succeed."""
+    """The transaction collided with another; tried again at once, it may succeed."""
     ROWS = auto()
     """Some job's rows are to blame."""
     BUSY = auto()
@@ -150,8 +150,8 @@ def is_lasting(error: Exception) -> bool:
 
 
 def limit_reached(error: Exception) -> str:
-    """Which limit keeps PostgreSQL from taking another connection; empty where that is not what the error says. In
-    another language than English it is one of three."""
+    """The limit that keeps PostgreSQL from taking another connection, in words; empty where the error says something
+    else. A server that answers in another language than English does not say which of three limits it is."""
     text = str(error.orig) if isinstance(error, OperationalError) else ""
     unknown = (
         "its max_connections, or the CONNECTION LIMIT of the role or database"

@@ -54,12 +54,12 @@ Held = tuple[str, str, int, str]
 
 
 def life_ms(seconds: float) -> int:
-    """A claim's life as the scripts want it: 0 for one that never ends."""
+    """A claim's life as the scripts take times: 0 for one that never ends."""
     return 0 if seconds == NEVER else max(1, round(seconds * 1000))
 
 
 def resend_ms() -> int:
-    """RESEND_SECONDS as the scripts want it."""
+    """RESEND_SECONDS in milliseconds, as the scripts take times."""
     return round(RESEND_SECONDS * 1000)
 
 
@@ -69,9 +69,10 @@ class Listing:
 
     uuid: str
     fields: dict[str, str]
-    """The fields of its hash. Nobody changes them after they were read."""
+    """The fields of the job's hash. Nobody changes them after they were read."""
     left_ms: float | None = None
-    """Milliseconds until its claim ends: -1 for one that never ends, -2 without a claim, None when not asked for."""
+    """Milliseconds until the job's claim ends: -1 for one that never ends, -2 without a claim, None when not asked
+    for."""
 
 
 class Counts(NamedTuple):

@@ -149,7 +149,8 @@ class Job:
 
     @property
     def last_modified(self) -> datetime | None:
-        """The moment it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
+        """The moment at which the job was last claimed, ended or written to, by the clock of Redis; None before its
+        first claim."""
         text = self._field("modified")
         return _moment(text) if text else None
 
@@ -272,10 +273,10 @@ def _check_expiry(expiry: float) -> float:
 
 
 DEFAULT_CLAIM_SECONDS = 60.0
-_LONGEST_LOOK_SECONDS = 1.0
 """How long a claim lasts, unless the board is made with another time."""
-
+_LONGEST_LOOK_SECONDS = 1.0
 """The longest time between two looks at a board while a caller waits."""
+
 
 class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
@@ -481,7 +482,7 @@ class JobBoard(BoardScripts):
     # Ends of claims
 
     def consume(self, job: Job, who: str) -> None:
-        """The job is done and leaves the board.
+        """Take a job off the board, because it is done.
 
         Raises NotFound when it is gone or nobody has it, JobFailure when another owner has, ClaimLost when the owner
         of this name claimed it again since.
@@ -553,8 +554,8 @@ class JobBoard(BoardScripts):
 # ``fetch("mine", "redis://redis:6379/0?namespace=cue&claim_ttl=30")``.
 
 GROUP = "opencue_sched.jobboards"
-
 """The group of entry points under which backends of boards are found."""
+
 
 class _Configuration(BaseModel):
     """What the configuration of a redis board may say: of the client what TaskFlow's says, by the same names."""

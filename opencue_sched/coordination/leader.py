@@ -62,7 +62,7 @@ ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker 
 
 
 class LeaderGate:
-    """This process's candidacy for one role.
+    """The candidacy of this process for one role.
 
     ``renew()`` is cheap to call often: it talks to the stores every third of the lease while it leads, else every
     ``retry_seconds`` at most. ``fence`` is None when this process may not act.

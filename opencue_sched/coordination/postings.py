@@ -92,16 +92,16 @@ class SkippedCluster:
 
     key: str
     cluster: Cluster | None
-    """None for a posting that cannot be read."""
+    """The cluster that was posted; None where the posting cannot be read."""
     since: float
-    """The moment it came into the trash, or the first of ``failures`` happened."""
+    """The moment at which the posting came into the trash, or the first of ``failures`` happened."""
     reason: str
     """One line for people."""
     until: float | None = None
     """The end of the cooldown, before which nothing wakes the cluster: over while a pass tries it again. None for a
     cluster in the trash."""
     failures: int = 0
-    """How many of its passes have failed in a row; 0 for a cluster in the trash."""
+    """How many passes over the cluster have failed in a row; 0 for a cluster in the trash."""
     kind: str = ""
     """The kind of the last failure, one of FAILURE_KINDS."""
 
@@ -368,7 +368,7 @@ def _skipped(fields: dict[str, str]) -> SkippedCluster:
 
 @dataclass(slots=True)
 class _Renewed:
-    """When a claim was renewed and when its work last did a step, by the boot clock."""
+    """The times at which a claim was renewed and its work last did a step, by the boot clock."""
 
     renewed_at: float
     """The time at which Redis last prolonged the claim."""
@@ -404,7 +404,7 @@ class ClaimRenewer(PeriodicThread):
         self.start()
 
     def progress(self, *claims: Claim) -> None:
-        """The work under the claims has done a step. A claim that was given up stays so."""
+        """Note that the work under the claims has done a step. A claim that was given up stays so."""
         with self._lock:
             self._given_up.difference_update(claims)
             for claim in self._held.keys() & claims:

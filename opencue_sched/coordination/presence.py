@@ -68,21 +68,21 @@ class Actor:
     capabilities: tuple[str, ...] = ()
     """The names of the queues that a worker consumes."""
     in_flight: int = 0
-    """How many tasks it has in hand."""
+    """How many tasks the instance has in hand."""
     capacity: int = 0
-    """How many tasks it can have in hand at once."""
+    """How many tasks the instance can have in hand at once."""
     state: str = "working"
     """A WorkerState."""
     work: tuple[str, ...] = ()
-    """The names of the tasks that it has in hand."""
+    """The names of the tasks that the instance has in hand."""
     unreached: tuple[tuple[str, str], ...] = ()
-    """Hosts whose RQDs do not answer it, each with words."""
+    """Hosts whose RQDs do not answer the instance, each with words for people."""
     more_unreached: int = 0
-    """How many more hosts do not answer it, beside those in ``unreached``."""
+    """How many hosts do not answer the instance beside those in ``unreached``."""
     backlog_age_seconds: FiniteFloat = 0.0
-    """How long ago it compared what it keeps of waiting work with the database."""
+    """How long ago the instance compared its backlog with the database."""
     deaf: bool = False
-    """Whether it hears no notification of PostgreSQL."""
+    """Whether the instance hears no notification of PostgreSQL."""
     fence: int = 0
     """The fence of a leading beat; 0 for any other."""
     facility: str = ""
@@ -104,7 +104,8 @@ _RECORD = TypeAdapter(Actor)
 
 
 class Presence:
-    """This process's presence, under one instance name for each of ``types``; ``fields`` are more of its record."""
+    """The presence of this process, under one instance name for each of ``types``. ``fields`` are further fields of its
+    record."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class QueueCensus:
 
     by_type: dict[str, QueueFigures]
     workers: int
-    """Its live dispatch instances."""
+    """How many live instances of the fleet dispatch."""
     backlog_per_worker: dict[str, float]
     """Dispatch messages per live worker, by group: those that wait for the group, those that its workers have in hand,
     and one worker's share of the queue that all groups share. A group without a live worker counts as one worker."""

@@ -225,9 +225,10 @@ class AgedOrder:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._asked: dict[str, float] = {}
+        """When each queue was last asked first, or gave a message, by ``clock``; in the declared order."""
 
     def update(self, it: Iterable[str]) -> None:
-        """These are the queues now, in their order."""
+        """Take ``it`` as the queues from now on, in their order. The argument's name is kombu's."""
         now = self._clock()
         self._asked = {name: self._asked.get(name, now) for name in it}
 
@@ -242,7 +243,7 @@ class AgedOrder:
         return order
 
     def rotate(self, last_used: str) -> str:
-        """``last_used`` gave a message."""
+        """Note that the queue ``last_used`` gave a message."""
         if last_used in self._asked:
             self._asked[last_used] = self._clock()
         return last_used

@@ -117,19 +117,19 @@ class BacklogFeed:
     # Watch
 
     def note(self, layers: Collection[str] = (), *, jobs: Collection[str] = (), shows: Collection[str] = ()) -> None:
-        """These changed: they are read with the next pass."""
+        """Note that layers, jobs or shows changed: the next pass reads them."""
         with self._lock:
             self._layers.update(layers)
             self._jobs.update(jobs)
             self._shows.update(shows)
 
     def caps_changed(self, jobs: Collection[str] = ()) -> None:
-        """Bursts, limits, or caps and priorities of jobs changed: they are read with the next pass."""
+        """Note that bursts, limits, or caps and priorities of jobs changed: the next pass reads them."""
         self._shares_at = -math.inf
         self.note(jobs=jobs)
 
     def missed(self) -> None:
-        """What changed was not heard for a while: everything is compared at once, and planned meanwhile."""
+        """Note that changes were not heard for a while: everything is compared at once, and planned meanwhile."""
         self._round_at = self._whole_round_at = self._shares_at = -math.inf
         self.resyncing.wake()
 

@@ -490,8 +490,8 @@ class _Pass:
             self._settle_frames(planned, result)
 
     def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
-        """What was not committed is idle again, and layers may wait for want of just that. What is unknown stays taken
-        until a read of the database that is late enough to know."""
+        """Give hosts back what was not committed, and have others told, since layers may wait for want of just that. A
+        proc of unknown outcome stays taken until a read of the database that is late enough to know."""
         runner = self.runner
         committed = {proc.proc_id for proc in result.committed}
         unknown = {proc.proc_id for proc, _ in result.unknown}
@@ -505,8 +505,9 @@ class _Pass:
             runner.freed(idle_again)
 
     def _settle_frames(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
-        """What was booked waits no more; what was lost for its own rows' sake is read again before it is planned; the
-        rest waits as before. The permits of all that is not booked are given back."""
+        """Tell the backlog what became of frames. Booked ones wait no more, those lost because of their own rows are
+        read again before they are planned, and all others wait as before. The permits of all that is not booked are
+        given back."""
         runner = self.runner
         booked = {proc.proc_id for proc in (*result.committed, *(proc for proc, _ in result.unknown))}
         lost = {proc.proc_id for proc, error in result.lost if isinstance(error, FrameLost | LayerChanged)}
@@ -570,7 +571,7 @@ class _Pass:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch_and_settle(self, details: LaunchDetails | None, result: CommitResult) -> None:
-        """Steps 6 and 7, beside step 8, and maybe beside the next pass over these clusters."""
+        """Do steps 6 and 7, beside step 8, and maybe beside the next pass over these clusters."""
         began, runner = self.runner.clock(), self.runner
         # 6. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.

@@ -1,5 +1,5 @@
-"""Which clusters there are: one per allocation tag, and chunks of the other tags (distributed scheduler, "Load
-Algorithm"). And how the hosts of the fleet are divided among its instances."""
+"""Finds the clusters of the farm, one per allocation tag and chunks of the other tags (distributed scheduler, "Load
+Algorithm"), and how the hosts are divided among the instances of the fleet."""
 
 from __future__ import annotations
 

@@ -143,17 +143,17 @@ class PlanSizes:
             return self._bounds[shard]
 
     def forget(self, show_id: str) -> None:
-        """The show may not be planned now: when it may, its first commit is to come soon."""
+        """Note that a show may not be planned now: when it may, its first commit is to come soon."""
         with self._lock:
             self._known.discard(show_id)
 
     def committed(self, shard: str) -> None:
-        """A plan of the shard was committed in time."""
+        """Note that a plan of the shard was committed in time."""
         with self._lock:
             self._bounds[shard] = min(2 * self._bounds[shard], MAX_FRAMES)
 
     def cancelled(self, shard: str, frames: int) -> None:
-        """The commit of a plan of so many frames took longer than it may, or a statement of it."""
+        """Note that the commit of a plan of so many frames, or a statement of the commit, took longer than it may."""
         with self._lock:
             bound = self._bounds[shard] = max(1, min(self._bounds[shard], frames // 2))
         log.warning("plans_halved", shard=shard, frames=frames, next_frames=bound)

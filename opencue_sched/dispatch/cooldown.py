@@ -39,10 +39,16 @@ def cooldown_seconds(failures: int, *, first: float = FIRST_SECONDS, longest: fl
 
 @dataclass(frozen=True, slots=True)
 class _Cooldown:
+    """A row of failures. Times are those of the clock of its Cooldowns."""
+
     until: float
+    """The end of the cooldown."""
     forgotten: float
+    """The moment at which the row is over, unless there is another failure."""
     failures: int
+    """How many failures the row has."""
     why: str
+    """What the last failure was, for people."""
 
 
 class Cooldowns(Generic[What]):
@@ -61,13 +67,13 @@ class Cooldowns(Generic[What]):
         self._clock = clock
         self._lock = threading.Lock()
         self._cooldowns: OrderedDict[What, _Cooldown] = OrderedDict()
+        """The rows of failures, the one that failed longest ago first. Under ``_lock``."""
 
     def failed(self, what: What, why: str = "") -> float:
-        """Leave it alone from now on, for the seconds returned."""
+        """Begin a cooldown of ``what``, or a longer one, and return its length in seconds."""
         now = self._clock()
         with self._lock:
             self._forget(now)
-        """The rows of failures, the one that failed longest ago first. Under ``_lock``."""
             before = self._cooldowns.pop(what, None)
             failures = 1 if before is None else before.failures + 1
             counted = failures - self._free
@@ -76,7 +82,7 @@ class Cooldowns(Generic[What]):
             return seconds
 
     def worked(self, what: What) -> None:
-        """End its cooldown; the next one is the shortest again."""
+        """End the cooldown of ``what``; its next one is the shortest again."""
         with self._lock:
             self._cooldowns.pop(what, None)
 

@@ -46,17 +46,17 @@ class WatchedVertices:
         self._lock = Lock()
 
     def refused(self, vertices: Iterable[Vertices]) -> None:
-        """Bookings under these were refused, or would have been."""
+        """Watch the jobs and folders of bookings that were refused, or would have been."""
         self.watch(key for of in vertices for key in (keys.job(of.job_id), keys.folder(of.folder_id)))
 
     def watch(self, vertices: Iterable[str]) -> None:
-        """Read the use of these (keys) with every pass from now on."""
+        """Watch vertices, by their keys: every pass reads their use for WATCHED_SECONDS from now on."""
         until = self._clock() + WATCHED_SECONDS
         with self._lock:
             self._until.update(dict.fromkeys(vertices, until))
 
     def keys(self) -> list[str]:
-        """The keys of those that are watched now."""
+        """The keys of the vertices that are watched now."""
         now = self._clock()
         with self._lock:
             self._until = {key: until for key, until in self._until.items() if until > now}

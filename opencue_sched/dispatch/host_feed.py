@@ -60,11 +60,13 @@ class HostFeed:
         self._lock = threading.Lock()
         """Held while the log is read; guards ``_cursor`` and ``_noted``."""
         self._cursor: str | None = None
+        """The last entry of the log that was read; None before the first."""
         self._noted: set[str] = set()
+        """The ids of hosts that are to be read again."""
         self._evict_at = clock() + _CLEAN_UP_SECONDS
+        """When the next clean-up is due. Touched by the thread of ``rereading`` alone."""
         self.rereading = PeriodicThread(
             "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
-        """When the next clean-up is due. Touched by the thread of ``rereading`` alone."""
         )
         self.cache = HostCache(settings, self._fetch, instance=instance, taken_seconds=taken_seconds, clock=clock)
 
@@ -98,13 +100,13 @@ class HostFeed:
         return buckets(self._instance, division) if self._instance in division else frozenset()
 
     def note(self, host_ids: Collection[str]) -> None:
-        """These hosts changed, and every process was notified: read them again at the next refresh."""
+        """Note that hosts changed, as every process was notified: the next refresh reads them again."""
         reached = self.cache.reaches(host_ids)
         with self._lock:
             self._noted |= reached
 
     def missed(self) -> None:
-        """What changed was not heard for a while: passes read each host again before they use it."""
+        """Note that changes were not heard for a while: passes read each host again before they use it."""
         self.cache.forget_reads()
 
     def changed(self, host_ids: Collection[str]) -> None:

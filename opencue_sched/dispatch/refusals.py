@@ -1,6 +1,7 @@
-"""Whose fault it is when RQD does not take a frame: the host's, the job's, or that of the two together.
+"""Finds out what is at fault when RQD does not take a frame: the host, the job, or the two together.
 
-One refusal does not tell: a host without a disk refuses every job, and every host refuses a job of an unknown user.
+One refusal does not show which: a host without a disk refuses every job, and every host refuses a job of an unknown
+user.
 - A host that does not answer, or says that it takes nothing (_HOST_WORDS), is at fault and gets a cooldown.
 - After any other refusal the layer and the host get a cooldown as a pair, longer each time; both go on with others.
 - That refusal also counts against the job and against the host, for REMEMBERED_SECONDS or until a frame of the job,
@@ -27,8 +28,8 @@ APART_SECONDS = 5.0
 """First cooldown of a layer on a host, which doubles up to LONGEST_APART_SECONDS: what the host lacked may be free
 again."""
 LONGEST_APART_SECONDS = 60.0
-REMEMBERED_SECONDS = 60.0
 """The longest cooldown of a layer on a host."""
+REMEMBERED_SECONDS = 60.0
 """How long a refusal counts."""
 _HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
 """Words of an RQD, of either kind, that is down, about to stop, taken back by its user, or has less free than

@@ -35,7 +35,7 @@ class PassReport:
     show_name: str = ""
     jobs: int = 0
     plan: Plan | None = None
-    """None when the pass did not get as far as looking for hosts."""
+    """What the pass planned; None when it did not get as far as looking for hosts."""
     frames_booked: int = 0
     frames_launched: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class PassReport:
     The report of a pass's first cluster has them, for all of its clusters."""
     error: str = ""
     commit_error: str = ""
-    """Why PostgreSQL took nothing of its plan. Empty where it took something, or nobody asked it to."""
+    """Why PostgreSQL took nothing of the pass's plan; empty where it took a part, or there was nothing to commit."""
 
     @property
     def jobs_processed(self) -> int:

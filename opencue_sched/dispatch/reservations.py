@@ -43,7 +43,7 @@ class ReservationReport:
     """What one run of the reservation task did."""
 
     kept: bool = True
-    """False where another process was at it, so that this run did nothing."""
+    """False where another process did the same work, so that this run did nothing."""
     granted: Mapping[str, Reservation] = field(default_factory=dict)
     """The new reservations, by host id. Nobody changes it afterwards."""
     ended: frozenset[str] = frozenset()

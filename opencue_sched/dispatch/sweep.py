@@ -146,7 +146,7 @@ class Sweeper:
         self._read_at = float("-inf")
         """The clock when the clusters were read last. reload() sets it back without the lock: the value is replaced."""
         self._read_for_new_show_at = float("-inf")
-        """The clock when they were last read because of a show that nobody knew."""
+        """The clock when clusters were last read because of a show that nobody knew."""
         self._active: frozenset[Cluster] = frozenset()
         """Clusters with work, each with its shard, as they were enqueued last. are_all() reads it without the lock."""
         self._nap_until = self._scanned_at = float("-inf")

@@ -37,7 +37,7 @@ class Headroom:
     """A cap and what is booked under it, in whole cores or units."""
 
     cap: float | None
-    """None is unlimited."""
+    """The most that may be booked; None is unlimited."""
     booked: int
     name: str = ""
     """What people call it."""

@@ -46,7 +46,7 @@ class ChunkedRange:
 
 
 def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
-    """Which frame waits for which in a composite dependency: pairs of frame numbers (waiting, waited for).
+    """The pairs of frame numbers (waiting, waited for) of a composite dependency.
 
     FRAME_BY_FRAME: a frame waits for every frame that renders a number which it renders too; if there is none, it waits
     for nothing. None when one side is a single chunk of several frames: then, as in OpenCue, the whole layer waits for

@@ -50,7 +50,7 @@ class LaunchDetails:
 
 
 def check_layer(layer_id: str, layer: LayerDetails) -> None:
-    """Raises InvalidInput, which names the column, for a layer whose frames cannot be launched."""
+    """Refuse a layer whose frames cannot be launched, by InvalidInput, which names the column."""
     if layer.chunk_size < 1:
         raise InvalidInput(f"layer {layer_id}: int_chunk_size is {layer.chunk_size}, it must be 1 or more")
     if not layer.command.strip():

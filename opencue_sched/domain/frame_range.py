@@ -71,7 +71,8 @@ class FrameRange:
 
 @lru_cache(maxsize=1024)
 def check_frame_range(text: str) -> None:
-    """Raises InvalidInput naming the piece that does not parse. Costs the same for a range of a million numbers."""
+    """Refuse a frame range that cannot be read, by InvalidInput, which names the piece. Costs the same for a range of a
+    million numbers."""
     for piece in text.split(","):
         _piece(piece.strip(), text)
 

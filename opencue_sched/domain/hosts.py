@@ -54,7 +54,7 @@ class Host:
     facility_id: str
     alloc_id: str
     tags: frozenset[str]
-    """Its tags as they are compared (clusters.normalise_tag)."""
+    """The host's tags, in the form in which tags are compared (clusters.normalise_tag)."""
     os_names: tuple[str, ...]
     """``host_stat.str_os``, split on commas."""
     thread_mode: ThreadMode
@@ -69,12 +69,12 @@ class Host:
     idle_gpu_memory_kb: int = 0
     """The lesser of what no proc reserves and what the machine reports free."""
     running: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """How many frames of each layer run on it, by layer id. Empty where no core is idle, since nothing can be placed
-    there; may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS)."""
+    """How many frames of each layer run on the host, by layer id. Empty where no core is idle, since nothing can be
+    placed there; may count frames that ended in the last minute (host_cache.RUNNING_BELIEVED_SECONDS)."""
     recent: tuple[str, ...] = ()
-    """The ids of layers that ran on it before, the latest first."""
+    """The ids of layers that ran on the host before, the latest first."""
     reservation: Reservation | None = None
-    """The wide frame for which it drains; None for most hosts."""
+    """The wide frame for which the host drains; None for most hosts."""
 
     @property
     def idle_cores(self) -> int:
@@ -96,15 +96,15 @@ class Host:
         )
 
     def less(self, taken: Resources, layer_id: str = "") -> Host:
-        """The same host after ``taken`` has been booked on it, for a frame of the layer if one is named."""
+        """The same host after ``taken`` was booked, for a frame of the layer if one is named."""
         running = self.running
         if layer_id:
             running = {**running, layer_id: running.get(layer_id, 0) + 1}
         return self.without(taken, running)
 
     def without(self, taken: Resources, running: Mapping[str, int]) -> Host:
-        """The same host with ``taken`` less idle, and these frames of each layer ``running``. Written out: a plan calls
-        it for each frame, and ``dataclasses.replace`` takes twice as long."""
+        """The same host with ``taken`` less idle, and with ``running`` as the count of frames by layer id. Written out,
+        because a plan calls this for each frame, and ``dataclasses.replace`` takes twice as long."""
         return Host(
             self.id,
             self.name,

@@ -22,15 +22,15 @@ class Frame:
     version: int | None
     """frame.int_version, which may be NULL."""
     memory_kb: int | None = None
-    """The memory it asks for by itself, where that may be more than its layer's."""
+    """The memory that the frame asks for by itself, where that may be more than its layer's."""
     waiting_since: float | None = None
-    """The moment it last became eligible to run, in epoch seconds of the database's clock; None where the database has
-    no such time."""
+    """The moment at which the frame last became eligible to run, in epoch seconds of the database's clock; None where
+    the database has no such time."""
     failed_on: tuple[str, ...] = ()
-    """The names of the hosts that it failed on lately."""
+    """The names of the hosts that the frame failed on lately."""
     others: bool = False
-    """Whether more hosts of the farm may take it than it failed on, in whichever shard: told where it failed on any and
-    hosts are divided among workers."""
+    """Whether more hosts of the farm may take the frame than it failed on, in whichever shard: told where it failed on
+    any and hosts are divided among workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class Layer:
     services: tuple[str, ...]
     threadable: bool
     waiting_frames: int
-    """How many of its frames waited when it was read, in ``frames`` or not."""
+    """How many frames of the layer waited when it was read, in ``frames`` or not."""
     frames: tuple[Frame, ...]
-    """The waiting frames that were read with it: none of a layer of the backlog, which keeps them apart."""
+    """The waiting frames that were read with the layer: none of a layer of the backlog, which keeps them apart."""
     limit_ids: tuple[str, ...] = ()
     run_seconds: float | None = None
-    """Mean run time of its frames that succeeded; None while none has."""
+    """Mean run time, in seconds, of the layer's frames that succeeded; None while none has."""
     dispatch_order: int = 0
     starts_at: float | None = None
-    """The moment before which no frame of it may start, in epoch seconds of the database's clock; infinity for never,
-    None where no such moment lay ahead when the layer was read."""
+    """The moment before which no frame of the layer may start, in epoch seconds of the database's clock; infinity for
+    never, None where no such moment lay ahead when the layer was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class BadLayer:
     layer_id: str
     show_id: str
     waiting: int
-    """How many of its frames wait."""
+    """How many frames of the layer wait."""
     why: str
     """One sentence for an operator."""
     version: str

@@ -29,9 +29,9 @@ class Waiting:
     job: Job
     layer: Layer
     frames: int
-    """How many of its frames wait, as far as is known."""
+    """How many frames of the layer wait, as far as is known."""
     need: Resources
-    """The least that any frame of it takes."""
+    """The least that any frame of the layer takes."""
     place: Place
 
     @classmethod
@@ -41,7 +41,7 @@ class Waiting:
 
 
 class Draw(Protocol):
-    """Whose turn it is in the drawn part of a show (placement/policies/order.py)."""
+    """Says which job's turn it is in the drawn part of a show (placement/policies/order.py)."""
 
     def is_due(self, part: float) -> bool:
         """Whether the next core is to be drawn, so that ``part`` of all are (0.1: every tenth)."""
@@ -65,17 +65,17 @@ class Work(Protocol):
 
     @property
     def draw(self) -> Draw | None:
-        """Whose turn it is in the drawn part; None where all goes by rank."""
+        """The draw of the show's drawn part; None where all jobs go by rank."""
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Its layers in the order in which they should be served."""
+        """The waiting layers in the order in which they should be served."""
 
     def in_order(self, may_start: Callable[[str], bool]) -> Iterator[Waiting]:
         """The layers in that order, without those of jobs for which ``may_start`` returns False. It is called with the
         id of a job when the job's first layer comes."""
 
     def of_job(self, job_id: str) -> Iterable[Waiting]:
-        """The layers of one of its jobs, in their order."""
+        """The waiting layers of one job, in their order."""
 
     def under_limit(self, limit_id: str) -> Iterable[Waiting]:
         """The layers under a limit, in any order."""
@@ -84,10 +84,10 @@ class Work(Protocol):
         """The least that any layer of a job needs, in each amount, for each set of tags that its layers have."""
 
     def priorities(self) -> Mapping[str, int]:
-        """The priorities of its jobs, by their ids."""
+        """The priorities of the jobs with waiting layers, by their ids."""
 
     def tags(self) -> Iterable[frozenset[str]]:
-        """The sets of tags that its layers have."""
+        """The sets of tags that the waiting layers have."""
 
     def least_need(self, tags: Iterable[str]) -> Resources:
         """The least that any layer with one of these tags needs, in each amount; a core where no such layer is left."""
@@ -117,7 +117,7 @@ class Snapshot:
     sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The size of a subscription in cores, by show id and allocation id."""
     now: float = 0.0
-    """The moment it was read, in epoch seconds of the database's clock."""
+    """The moment at which the snapshot was read, in epoch seconds of the database's clock."""
     seats: Mapping[str, Seats] = field(default_factory=dict)
     """The machines of each limit that counts machines, by its id."""
 

@@ -85,7 +85,7 @@ class SilentHost:
     frames: tuple[str, ...]
     """The names of the job's frames there."""
     becomes: str
-    """When these frames are given up, in words."""
+    """What becomes of the frames on the host, and when, in words."""
 
     @property
     def words(self) -> str:

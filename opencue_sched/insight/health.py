@@ -29,15 +29,16 @@ _MISSING_OBJECT = ("42P01", "42703", "42883")
 
 
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
-    """Raises StoreUnusable, WrongSchema and TakesNoWrites, and what the drivers raise for a store that does not
-    answer."""
+    """Check that both stores serve: PostgreSQL's schema and that it takes writes, Redis and its user.
+
+    Raises StoreUnusable, WrongSchema and TakesNoWrites, and what the drivers raise for a store that does not answer."""
     ask(engine, check_schema)
     ask(engine, check_writable)
     check_service_redis(client, settings)
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
-    """Raises StoreUnusable for a Redis that is too old, or may evict keys, and RedisError."""
+    """Check that Redis serves. Raises StoreUnusable for a Redis that is too old, or may evict keys, and RedisError."""
     from opencue_sched.clients.redis_client import why_unfit
 
     if unfit := why_unfit(client):
@@ -45,7 +46,8 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 
 def check_service_redis(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
-    """Raises as check_redis does, and also for a user that may not do all that a process which runs on will do."""
+    """Check that Redis serves a process that runs on. Raises as check_redis does, and also StoreUnusable for a user
+    that may not do all that such a process will do."""
     from opencue_sched.insight.redis_access import check_access
 
     check_redis(client, settings)

@@ -1,6 +1,6 @@
-"""What the Redis user of a fleet must be allowed, and what of it a server refuses.
+"""What the Redis user of a fleet must be allowed, and a check that asks a server which of these permissions it lacks.
 
-docs/run.md lists the same as the smallest ACL; a test runs a whole fleet with it.
+docs/run.md lists the same permissions as the smallest ACL; a test runs a whole fleet with that ACL.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ class RedisAccess:
     """What a process does in Redis: commands, and patterns of the keys and channels it uses."""
 
     commands: tuple[str, ...]
+    """Names of commands, in lower case."""
     keys: tuple[str, ...]
+    """Patterns of keys."""
     channels: tuple[str, ...]
     """Channels, literally: a subscriber of a pattern needs that very pattern in its rules."""
 
     def rules(self) -> list[str]:
-        """This access as rules for ACL SETUSER."""
+        """The rules for ACL SETUSER that grant this access."""
         return [
             *(f"+{command}" for command in self.commands),
             *(f"~{key}" for key in self.keys),
@@ -64,7 +66,8 @@ class RedisAccess:
 
 
 def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
-    """What a fleet with these settings does; without ``broker`` what a report service does, which sends no message."""
+    """What a process of a fleet with these settings does in Redis. Without ``broker`` it is what a report service does,
+    which sends no message."""
     namespace = settings.coordination.namespace
     stores = (everything_under(namespace), keys.EVERYTHING, keys.HANDED_BACK)
     if not broker:
@@ -78,8 +81,10 @@ def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
 
 
 def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
-    """Raises StoreUnusable for a user that may not do what a process of a fleet does, with the ACL rules it lacks, and
-    RedisError."""
+    """Check that the Redis user of ``client`` may do all that a process of a fleet does (`access_of`).
+
+    Raises StoreUnusable, with the ACL rules that the user lacks, and RedisError when Redis cannot be asked.
+    """
     missing = _missing_rules(client, access_of(settings, broker=broker))
     if not missing:
         return
@@ -92,8 +97,8 @@ def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True
 
 
 def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
-    """The rules whose lack makes Redis refuse a command, once each. Nothing is carried out: Redis looks at permissions
-    as it queues the commands of a transaction, and this one is never executed."""
+    """The rules whose lack makes Redis refuse a command, once each. No command changes anything: Redis looks at
+    permissions as it queues the commands of a transaction, and this transaction is never executed."""
     calls = {call[0]: call for call in _CALLS if call[0] in access.commands}
     before = [_with_names(calls.pop(name), access) for name in _NEVER_QUEUED if name in calls]
     queued = [_with_names(call, access) for call in calls.values()]
@@ -102,7 +107,7 @@ def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
     connection: Any = client.connection_pool.get_connection()
     try:
         missing = _refused(connection, before)
-        if "+multi" not in missing:  # else what follows would be carried out
+        if "+multi" not in missing:  # without a transaction the commands would be carried out
             missing |= _refused(connection, queued)
         return list(missing)
     finally:
@@ -111,7 +116,8 @@ def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
 
 
 def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, None]:
-    """The rules that are missing, in their order, of commands that are sent in one go."""
+    """The rules that are missing for commands, which are sent in one go. Each comes with the rule that is missing if
+    Redis refuses its key or channel. The keys of the answer are a set that keeps its order; the values mean nothing."""
     from redis.exceptions import NoPermissionError, ResponseError
 
     connection.send_packed_command(connection.pack_commands([command for command, _ in tried]))

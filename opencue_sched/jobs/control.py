@@ -267,9 +267,9 @@ class DependAdded:
     rows: int
     """How many rows of ``depend`` were added."""
     frames: int
-    """How many frames are in DEPEND because of it, or were so already."""
+    """How many frames are in DEPEND because of the dependency, or were so already."""
     met: bool
-    """Whether it is over already, so that nothing waits for it."""
+    """Whether what the dependency is on is over already, so that nothing waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

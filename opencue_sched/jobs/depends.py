@@ -39,7 +39,7 @@ class Target:
     """What is waited for: a job, a layer of it, or one of its frames."""
 
     job: str
-    """Its id."""
+    """The id of the job."""
     layer: str = ""
     """The id of the layer; empty for a job."""
     range: ChunkedRange | None = None
@@ -161,13 +161,15 @@ class DependRow(NamedTuple):
 
 
 class DependRows:
-    """Collects the rows of one job that waits. ``layers``: its own by name, as what others of it wait for; ``rows``;
-    ``waits_for``: how many active dependencies each frame has, by frame id."""
+    """Collects the rows of ``depend`` by which one job waits, for one transaction."""
 
     def __init__(self, layers: Mapping[str, Target]) -> None:
         self.layers = layers
+        """The layers of the job by name, as its other layers wait for them."""
         self.rows: list[DependRow] = []
+        """The rows collected so far."""
         self.waits_for: Counter[str] = Counter()
+        """How many active dependencies each frame has, by frame id."""
 
     def add(self, layer: DependingLayer | None, depend: Depend, on: Target, over: Collection[str]) -> bool:
         """Have frames of the layer, or (None) of the whole job, wait. Returns whether the dependency is met already, by

@@ -37,9 +37,9 @@ class SubmittedLayer:
     id: str
     name: str
     frames: int
-    """How many frames it has."""
+    """How many frames the layer has."""
     waiting: int
-    """How many of its frames are WAITING, so could run at once; the others depend on something."""
+    """How many frames of the layer are WAITING, so could run at once; the others depend on something."""
 
 
 @dataclass(frozen=True, slots=True)

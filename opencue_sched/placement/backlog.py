@@ -67,16 +67,17 @@ class _Entry(Waiting):
     used_at: float = -math.inf
     """The instant at which a frame left the portion last."""
     aside: bool = False
-    """Whether a time or a fault keeps it from being planned: `Backlog.may_start` says which."""
+    """Whether a time or a fault keeps the layer from being planned: `Backlog.may_start` says which."""
     stale: bool = False
-    """Whether it must be read again before it is planned: frames of it were lost in a commit, or none is left."""
+    """Whether the layer must be read again before it is planned: frames of it were lost in a commit, or none is
+    left."""
     back_at: float = -math.inf
-    """The moment before which it is not planned: a Cuebot may still write a delay for its frames until then."""
+    """The moment before which the layer is not planned: a Cuebot may still write a delay for its frames until then."""
     failed: str = ""
-    """Why its rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
+    """Why the layer's rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
     failed_at: float = -math.inf
     judged_at: float = -math.inf
-    """The moment at which a plan looked at it last."""
+    """The moment at which a plan last looked at the layer."""
 
     def forget_booked(self, read_at: float) -> int:
         """Forget bookings that a read begun at ``read_at`` shows; returns how many are left."""
@@ -345,7 +346,7 @@ class Backlog:
             return set(self._stale)
 
     def known(self, layer_ids: Collection[str]) -> set[str]:
-        """Which of these layers wait, the bad ones too."""
+        """The layers among these that wait, the bad ones too."""
         with self._lock:
             return {layer_id for layer_id in layer_ids if layer_id in self._entries or layer_id in self._bad}
 
@@ -542,7 +543,7 @@ class Backlog:
         entry.frames = waiting - entry.forget_booked(read_at)
 
     def _forget(self, layer_id: str, read_at: float) -> None:
-        """A read that began at ``read_at`` did not find the layer, or found that it makes no sense."""
+        """Drop a layer that a read which began at ``read_at`` did not find, or whose rows it found to make no sense."""
         entry = self._entries.get(layer_id)
         if entry is None or read_at < entry.read_at or entry.forget_booked(read_at):
             return
@@ -574,7 +575,7 @@ class Backlog:
         )
 
     def _why_aside(self, entry: _Entry, now: float) -> str:
-        """Which of SET_ASIDE keeps a layer from being planned, for one that may not start; the first of several."""
+        """The reason, the first in the order of SET_ASIDE, for which a layer that may not start is not planned."""
         if entry.job.quarantined_until is not None and entry.job.quarantined_until > now:
             return "quarantined"
         if entry.layer.starts_at is not None and entry.layer.starts_at > now:
@@ -622,7 +623,7 @@ class BacklogWork:
         return self._open(chain.from_iterable(entries for job_id, entries in by_job if may_start(job_id)))
 
     def _open(self, entries: Iterable[_Entry]) -> Iterator[Waiting]:
-        """Those of the layers that a plan may take frames of, in the order given."""
+        """The layers among ``entries`` that a plan may take frames of, in the order given."""
         # Called for each waiting layer of a show: what decides mostly comes first, and nothing is called for it.
         reached, left_alone = frozenset(self.tags()), self._left_alone
         for entry in entries:

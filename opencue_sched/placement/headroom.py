@@ -75,7 +75,8 @@ class PlanHeadroom:
         self._waiting_under = Counter[str]()
         """Frames of the layers that were counted by now under each limit that counts machines, which waited for it."""
         self._not_counted: dict[str, Iterator[Waiting]] = {}
-        """The other layers under each of them; without those of which nobody has asked how many frames wait."""
+        """The layers under each such limit that were not counted yet; without those of which nobody has asked how many
+        frames wait."""
         self._planned_under = Counter[str]()
         """Frames of the plan under each limit that counts machines."""
         self._limits = defaultdict(lambda: math.inf, {key: limit.left for key, limit in snapshot.limits.items()})

@@ -215,9 +215,9 @@ class _Refused(NamedTuple):
     """A host that PostgreSQL or RQD refused."""
 
     until: float
-    """The earliest read that may show it again begins then."""
+    """The moment from which on a read that begins may show the host again."""
     host: Host | None
-    """The host as it was known last; None if it was not."""
+    """The host as this process last knew it; None if it was not."""
     why: str
 
 
@@ -442,7 +442,7 @@ class HostCache:
             self._parts = {key: part for key, part in self._parts.items() if key[1] in shards}
 
     def reaches(self, host_ids: Iterable[str]) -> set[str]:
-        """Which of these hosts are in a shard that is cached here; the others need not be read."""
+        """The hosts among these that are in a shard cached here; the others need not be read."""
         with self._lock:
             known = frozenset[int]().union(*(part.buckets for part in self._parts.values()))
         return {host_id for host_id in host_ids if bucket_of(host_id) in known}
@@ -697,7 +697,7 @@ class HostCache:
     def _among(
         self, host_ids: Iterable[str], indexes: Sequence[HostIndex], need: Resources, strategy: HostBookingStrategy
     ) -> list[Host]:
-        """Those of the hosts that are in these indexes and have the needed cores idle, in the order of the strategy."""
+        """The hosts that are in these indexes and have the needed cores idle, in the order of the strategy."""
         ranked = []
         for host_id in host_ids:
             rank = next(filter(None, (index.rank(host_id, strategy) for index in indexes)), None)

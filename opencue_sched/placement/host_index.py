@@ -16,7 +16,8 @@ cores and memory bucket are negative where the strategy prefers the hosts with m
 
 
 def _gpu_level(gpus: int, gpu_memory_kb: int) -> int:
-    """0 without any GPU resource, else 1 + whole GPUs: GPU memory alone makes a GPU host, too."""
+    """The GPU level of idle resources, or of a need: 0 without any GPU or GPU memory, else 1 and the number of GPUs.
+    GPU memory alone makes a GPU host, too."""
     return 0 if gpus <= 0 and gpu_memory_kb <= 0 else 1 + max(0, gpus)
 
 
@@ -24,25 +25,28 @@ class HostIndex:
     """Hosts ordered for booking, in a tree by what is idle on them: GPU level, then cores, then memory bucket, then id.
     Not thread-safe: the host cache uses it under its lock. Finding, adding and removing a host are O(log n).
 
-    Cores and memory are the dimensions of the distributed scheduler reference; the GPU level is the third that it says
-    a GPU farm needs.
+    Cores and memory are the dimensions of the distributed scheduler reference; the GPU level is the third that the
+    reference says a GPU farm needs.
 
     Work without GPUs walks the levels from below, so it meets hosts without GPUs first and then those with the fewest
-    idle; work with GPUs starts at the level it needs and never sees the others. Within one memory bucket the exact
-    idle memory is checked, because a bucket also holds hosts with less than is asked for.
+    GPUs idle; work with GPUs starts at the level it needs and never sees the others. Within one memory bucket the exact
+    idle memory is checked, because a bucket also holds hosts with less than is asked for. (A memory bucket is no bucket
+    of domain/shards.py, which knows no amounts.)
     """
 
     def __init__(self, *, memory_key_divisor_kb: int) -> None:
         self._memory_bucket_kb = max(1, memory_key_divisor_kb)
         """The width of a memory bucket."""
         self._levels: SortedDict[int, SortedDict[int, SortedDict[int, SortedDict[str, Host]]]] = SortedDict()
+        """The tree: GPU level, idle cores, memory bucket, host id. It has no empty branches."""
         self._places: dict[str, tuple[int, int, int]] = {}
+        """The GPU level, idle cores and memory bucket under which each host is in the tree, by host id."""
 
     def __contains__(self, host_id: str) -> bool:
         return host_id in self._places
 
     def add(self, host: Host) -> None:
-        """Put a host where its idle resources say, out of where it was before."""
+        """Put a host where its idle resources say, in place of what was here of it."""
         level = _gpu_level(host.idle_gpus, host.idle_gpu_memory_kb)
         place = (level, host.idle_cores, max(0, host.idle_memory_kb) // self._memory_bucket_kb)
         if self._places.get(host.id, place) != place:
@@ -57,7 +61,7 @@ class HostIndex:
         tree[host.id] = host
 
     def remove(self, host_id: str) -> None:
-        """Take a host out, and the branches that get empty; nothing happens if it is not here."""
+        """Take a host out, and the branches that get empty. A host that is not here may be named, too."""
         place = self._places.pop(host_id, None)
         if place is None:
             return
@@ -98,7 +102,7 @@ class HostIndex:
                         yield host_id, cores
 
     def rank(self, host_id: str, strategy: HostBookingStrategy) -> Rank | None:
-        """The host's place in the strategy's order; None if it is not here."""
+        """The rank of a host in the strategy's order; None for a host that is not here."""
         place = self._places.get(host_id)
         if place is None:
             return None

@@ -52,9 +52,9 @@ class LayerState:
     frames: deque[Frame]
     """The frames that were read and are not planned yet, in their order."""
     most: int
-    """Frames that it may have in this round."""
+    """How many frames the layer may have in this round."""
     failed_on: set[str] = field(default_factory=set)
-    """The names of the hosts that frames of it failed on lately."""
+    """The names of the hosts that frames of the layer failed on lately."""
     open_allocs: frozenset[str] = frozenset()
     """The allocations of which the show may take enough for one more frame."""
     placed: int = 0
@@ -72,7 +72,7 @@ class LayerState:
     softly_refused: bool = False
     """Whether a host refused a frame by a soft admission, which the second round of a plan leaves out."""
     second: bool = False
-    """Whether its share of the round is used up: it goes on once all others of the show have had theirs."""
+    """Whether the layer's share of the round is used up: it goes on once all others of the show have had theirs."""
     reason: Refusal | None = None
     """Why the round is over for these frames; None while it is not."""
 

@@ -357,13 +357,13 @@ class Planner:
         return [state for state in states if state.reason is None]
 
     def _leave_for_the_next_plan(self, show: ShowState) -> None:
-        """A bound on the plan is reached: what else of the show may find a host comes at once with the next."""
+        """End the plan of a show at a bound of the plan: what else may find a host comes at once with the next plan."""
         show.rest = None
         for cluster in show.work.clusters:
             self.plans[cluster].full = True
 
     def _look_ahead(self, show: ShowState) -> None:
-        """More layers whose portions will be wanted, so that they are read in one statement."""
+        """Choose further layers whose portions will be wanted, so that they are read in one statement."""
         drawn = nsmallest(_DRAWN_AHEAD, show.drawn or ())
         coming = chain(
             (next(iter(show.work.of_job(job_id)), None) for _, job_id in drawn), islice(show.rest or (), _LAYERS_AHEAD)
@@ -472,7 +472,7 @@ class Planner:
         return min(state.waiting, self.policy.queue.dispatch_frames_per_layer_limit)
 
     def _count_turn(self, show: ShowState, state: LayerState, frames: int) -> None:
-        """What the layer started counts in the draw of its show."""
+        """Count what the layer started in the draw of its show."""
         if not frames:
             return
         show.booking_jobs.add(state.job.id)
@@ -489,7 +489,7 @@ class Planner:
         return self.policy.queue.max_jobs_per_cluster_pass * len(show.work.clusters)
 
     def _end_turn(self, show: ShowState, state: LayerState, reason: Refusal) -> None:
-        """The layer has had its share of the round, or can have no more."""
+        """End the turn of a layer that has had its share of the round, or can have no more."""
         goes_on = self.policy.queue.whole_rounds and self.planned < self.policy.max_frames
         if goes_on and reason.verdict is Verdict.FLOWING and state.most < state.waiting and not state.all_read:
             # It goes on once every other layer of the show has had its share. What is left is still for this show,

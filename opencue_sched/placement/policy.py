@@ -23,7 +23,7 @@ class Policy:
     """The settings."""
     rules: Rules
     admissions: tuple[Admission, ...] = ()
-    """Which hosts a frame may use."""
+    """The rules that say which hosts a frame may use."""
     soft_admissions: tuple[Admission, ...] = ()
     """Admissions that hold in the first round of a plan only; in the second, what is idle goes to any layer."""
     score: Score | None = None

@@ -79,7 +79,7 @@ def _log_astray(booked_on: str, reported_by: str, _minute: float) -> None:
 
 
 def no_note(_connection: Connection, _frame_ids: Collection[str]) -> None:
-    """A Note of what nobody has asked for."""
+    """The Note of changes that nobody has asked for: write nothing."""
 
 
 def end_runs(releaser: Releaser, requests: Sequence[Request], note: Note = no_note) -> RunsEnded:
@@ -206,7 +206,7 @@ def _endings(
 def _foreseen(
     connection: Connection, endings: Sequence[Ending], satisfying: Collection[FrameState]
 ) -> release.Counters:
-    """The counters that this transaction is going to change, as far as they tell without being locked."""
+    """The counters that this transaction is going to change, as far as the rows show before they are locked."""
     stopping = [(ending.stop.state, ending.run) for ending in endings if ending.stop is not None]
     own = release.counters_of(run for _, run in stopping)
     over = [run for state, run in stopping if state in (FrameState.SUCCEEDED, FrameState.EATEN)]

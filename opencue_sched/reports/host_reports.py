@@ -53,7 +53,7 @@ class StatusOutcome:
     """What became of a status report."""
 
     error: Exception | None = None
-    """Why it was not handled, or not to its end."""
+    """Why the report was not handled, or not to its end."""
     kill: Callable[[], None] | None = None
     """Ends processes, and waits for the host's RQD."""
 
@@ -68,7 +68,7 @@ class _Status:
     id: str = ""
     """The id of the host's row; empty before it was looked up."""
     owned: Sequence[tuple[report_pb2.RunningFrameInfo, reported_runs.ReportedRun]] = ()
-    """The processes that a proc has, each with its row."""
+    """The processes that a proc owns, each with the row of the proc."""
 
     @property
     def message(self) -> report_pb2.HostReport:
@@ -103,11 +103,11 @@ class HostReports:
         self.silences = LogSilences(self.releaser.clock)
 
     def boot(self, report: report_pb2.BootReport) -> None:
-        """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
+        """Handle the report of an RQD that has started. Raises InvalidInput when the report cannot be of a host."""
         self._host(read_report(report), boot=True)
 
     def statuses(self, reports: Sequence[StatusReport]) -> list[StatusOutcome]:
-        """The regular reports of different hosts, handled together; the outcomes are in their order.
+        """Handle regular reports of different hosts together, and return the outcomes in the order of the reports.
 
         What kills processes that are to end is in the outcomes: it waits for the host's RQD. When the database is in
         trouble the error is raised (`is_trouble`), and some of the reports may have been handled.
@@ -171,7 +171,7 @@ class HostReports:
         return ask(self.releaser.engine, reports.find_hosts, names) if names else []
 
     def _write(self, statuses: Sequence[_Status]) -> None:
-        """The statistics of hosts and what runs there, and what of it is to be killed."""
+        """Write the statistics of hosts and what runs there, and find what is to be killed."""
         named = [
             (frame.resource_id, frame.frame_id, status.id) for status in statuses for frame in status.message.frames
         ]

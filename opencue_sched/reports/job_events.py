@@ -1,9 +1,10 @@
-"""Sends the events of jobs to the farm's own receiver, at least once, and in nobody's way.
+"""Sends the events of jobs to the farm's own receiver: each at least once, and none waits for another that hangs.
 
-Whoever ends a frame only writes a row (store/job_events.py). What is sent here has its next try set and committed
-before: a process that dies in between leaves it to the next one, which sends it again under the same id. Events that
-were never tried and those that failed before have places of their own, so that what fails again and again takes no
-place of what is new. An attempt that hangs gives its place to the next event and goes on beside it.
+The transaction that ends a frame only writes a row (store/job_events.py). The time of an event's next try is committed
+before the event is sent: a process that dies while it sends leaves the event to the next process, which sends it again
+under the same id. Events that were never tried and those that failed before have places of their own, so that what
+fails again and again takes no place of what is new. An attempt that hangs gives its place to the next event and goes on
+beside that.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ LOOK_SECONDS = 0.1
 FIRST_REPEAT_SECONDS = 30.0
 """The time from a first try to the second; it doubles with each try.
 
-It is longer than a try takes, for whose end no other process waits."""
+A try ends sooner (SendTimes), so that no process sends an event while another's try of it is under way."""
 LONGEST_REPEAT_SECONDS = 3600.0
-MOST_TRIES = 30
 """The longest time from one try of an event to the next."""
-LONGEST_AGE_SECONDS = 86_400.0
+MOST_TRIES = 30
 """An event that was tried so often is given up once its next try would be due."""
-MOST_DROPPED = 1_000
+LONGEST_AGE_SECONDS = 86_400.0
 """An event that is older is given up."""
+MOST_DROPPED = 1_000
 """How many events one call gives up at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendTimes:
-    """How long sending may take, in seconds."""
+    """The bounds of sending, in seconds."""
 
     patience: float = 10.0
     """How long a receiver may take for an event."""
     hanging: float = 2.0
-    """The time after which an attempt hangs: it takes no place of others any more.
+    """The time after which an attempt counts as one that hangs, which takes no place of others any more.
 
-    While PLACES other attempts have more time, a receiver may take no longer than this for an event."""
+    While PLACES attempts have ``patience``, a further one has this time only."""
     run: float = 5.0
     """The time after which a call of `send_events` begins nothing more: the call ends ``patience`` later at the
     latest."""
@@ -74,12 +75,13 @@ def send_events(
     begins_no_more: Callable[[], object] = lambda: None,
     times: SendTimes = SEND_TIMES,
 ) -> dict[str, int]:
-    """Send what is due of a facility (None: of all), give up what is too old; how many were ``sent``, ``failed`` and
-    are tried again, and were ``dropped``. ``count`` is called with each of these words and a number.
+    """Send the due events of a facility (None: of all), and give up what is too old.
 
-    ``begins_no_more`` is called once nothing is begun any more: from then on another process may send, while this one
-    waits for attempts that hang. Without a receiver, which other workers may have, only what is too old goes. Raises
-    SQLAlchemy's errors; what was not sent then is due again.
+    Returns how many events were ``sent``, how many ``failed`` and will be tried again, and how many were ``dropped``;
+    ``count`` is called with each of these words and a number, from the calling thread. ``begins_no_more`` is called
+    once no further attempt will begin: from then on another process may send, while this one waits for attempts that
+    hang. Without a receiver, which other workers may have, events are only given up. Raises SQLAlchemy's errors; events
+    that were taken and not sent then are due again.
     """
     figures: Counter[str] = Counter(sent=0, failed=0, dropped=0)
     until = monotonic() + times.run
@@ -103,13 +105,13 @@ def send_events(
         return dict(figures)
 
     lanes = [_Lane(again, times) for again in (False, True)]
+    # Threads for two lanes, each of PLACES attempts and as many that hang. The exit stack calls begins_no_more after an
+    # error, too.
     with ThreadPoolExecutor(4 * PLACES, thread_name_prefix="job-events") as threads, ExitStack() as beginning:
         beginning.callback(begins_no_more)
         begins = True
         while True:
             ended = [attempt for lane in lanes for attempt in lane.take_out_ended()]
-    # Threads for two lanes, each of PLACES attempts and as many that hang. The exit stack calls begins_no_more after an
-    # error, too.
             begins = begins and monotonic() < until and not stopping()
             for lane, event in _note_and_take(engine, ended, lanes if begins else (), facility):
                 seconds = lane.patience()
@@ -128,7 +130,9 @@ def send_events(
 def _note_and_take(
     engine: Engine, ended: Sequence[_Attempt], lanes: Sequence[_Lane], facility: str | None
 ) -> list[tuple[_Lane, Row[Any]]]:
-    """Write down what became of attempts, and take what is due for the free places of ``lanes``: one transaction."""
+    """Write down what became of ``ended``, and take due events for the free places of ``lanes``, in one transaction.
+
+    Returns each event with its lane."""
     free = {lane.again: lane.free_places() for lane in lanes}
     if not ended and not any(free.values()):
         return []
@@ -157,13 +161,15 @@ def _note_and_take(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """An event that is being sent."""
+    """One try to send an event."""
 
     event: Row[Any]
     failure: Future[str]
-    """Why sending it failed; empty if it did not."""
+    """Why the try failed; empty if it did not."""
     patience_seconds: float
+    """How long the receiver may take."""
     began: float = field(default_factory=monotonic)
+    """When the try began, on the monotonic clock."""
 
 
 @dataclass(slots=True)
@@ -173,29 +179,33 @@ class _Lane:
     Used by the thread of send_events alone; the threads of attempts know only their event."""
 
     again: bool
-    """True for the others."""
+    """Whether the lane is that of events that were tried before."""
     times: SendTimes
     attempts: list[_Attempt] = field(default_factory=list)
+    """The attempts that were under way at the last look, those that hang among them."""
 
     def take_out_ended(self) -> list[_Attempt]:
+        """Remove the attempts that have ended, and return them."""
         ended = [attempt for attempt in self.attempts if attempt.failure.done()]
         self.attempts = [attempt for attempt in self.attempts if attempt not in ended]
         return ended
 
     def free_places(self) -> int:
-        """How many attempts may begin beside those that do not hang; with those that do there are two for a place."""
+        """How many attempts may begin: up to PLACES that do not hang, and up to twice as many in all."""
         now = monotonic()
         brisk = sum(now - attempt.began < self.times.hanging for attempt in self.attempts)
         return min(PLACES - brisk, 2 * PLACES - len(self.attempts))
 
     def patience(self) -> float:
-        """How long the next attempt may take: all the time for the first PLACES, so that the others take turns."""
+        """How many seconds the next attempt may take: ``patience`` while fewer than PLACES have it, else ``hanging``,
+        so that the places beside those make room for one another."""
         patient = sum(attempt.patience_seconds == self.times.patience for attempt in self.attempts)
         return self.times.patience if patient < PLACES else self.times.hanging
 
 
 def _send(receiver: Receiver, event: Row[Any], seconds: float) -> str:
-    """Send an event that was taken; why that failed, empty if it did not."""
+    """Send an event, in at most ``seconds``, and return why that failed; the empty text if it did not. An
+    error of the receiver is such a reason and is not raised."""
     at = event.made_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     message = json.dumps({"id": event.id, "event": event.event, "at": at, **event.body}).encode()
     try:

@@ -39,9 +39,10 @@ class Holder:
     """A machine that holds licences."""
 
     host: str
-    """The licence server's name for it; case and domain do not matter, and it need not be a host of the farm."""
+    """The licence server's name for the holder's machine; case and domain do not matter, and it need not be a host of
+    the farm."""
     tokens: int = 1
-    """How many it holds. A limit of machines counts one all the same."""
+    """How many tokens the holder has. A limit of machines counts the machine once all the same."""
     user: str | None = None
     """The user who holds the tokens; None: not known."""
 
@@ -52,8 +53,9 @@ class LimitReport:
 
     limit: str
     outcome: Literal["taken", "early", "late", "unknown"]
-    """Only a report that was taken is written. One is early when it was asked for less than five seconds after the last
-    one, late when before the last one, and unknown when there is no such limit."""
+    """What became of the report. Only a report that was taken is written. A report is early when the licence server was
+    asked less than five seconds after the last report, late when before the last report, and unknown when there is no
+    such limit."""
     words: str
     """The outcome in words, for people."""
     holders: int = 0

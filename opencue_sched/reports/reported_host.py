@@ -70,7 +70,7 @@ class ReportedHost:
     tags: tuple[str, ...]
     """The report's own tags, trimmed, without those that are too long or unprintable."""
     locked_centicores: int | None = None
-    """How many of its cores are locked on the RQD itself; None: the report does not say."""
+    """How many centicores of the host are locked on the RQD itself; None: the report does not say."""
 
     @property
     def all_locked(self) -> bool:

@@ -54,7 +54,7 @@ class CompletedFrame:
     exit_signal: int = 0
     max_rss_kb: int = 0
     silent_seconds: float = 0.0
-    """How long its log had shown the same time when the report came."""
+    """How long the frame's log had shown the same time when the report came."""
     received_at: float = math.inf
     """The moment at which the report came, by the clock of `Releaser`; infinity: just now."""
     nimby_locked: bool = False
@@ -73,9 +73,9 @@ class LostRun:
     state: FrameState = FrameState.WAITING
     exit_status: int = ExitStatus.FRAME_CLEARED
     pinged_at: datetime | None = None
-    """The run is left alone when a report proved it alive after that moment."""
+    """The moment after which a report that shows the run alive has it left alone."""
     host_state: str | None = None
-    """The run is left alone when its host is no longer in that state."""
+    """The state of the host; the run is left alone when the host is no longer in it."""
     reason: str = ""
 
 
@@ -97,7 +97,7 @@ class RunVerdict(StrEnum):
     ALIVE = "alive"
     """A lost run that proved to be alive, or whose host came back. Nothing was changed."""
     REFUSED = "refused"
-    """The database refused it, or a bug did. Nothing was changed."""
+    """The end of the run could not be written: the database refused it, or a bug did. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ class Ending:
     verdict: RunVerdict
     run: Run
     stop: FrameStop | None = None
-    """How to stop its frame; None: leave the frame as it is."""
+    """How to stop the run's frame; None: leave the frame as it is."""
     memory_failure: bool = False
-    """Whether its layer needs more memory."""
+    """Whether the frame's layer needs more memory."""
     shortage: LicenceShortage | None = None
-    """The licence that its frame did not get: its layer is to be bound to that limit, and to wait."""
+    """The licence that the frame did not get: its layer is to be bound to that limit, and to wait."""
     host_failure: bool = False
     """The frame failed, and its host may be to blame."""
 

@@ -137,7 +137,7 @@ class _Host:
     """The time at which the trouble was last logged (monotonic)."""
 
     def trouble(self) -> str:
-        """What is wrong with it, for people; a sentence about its RQD, without that."""
+        """What is wrong with the connection, for people; a sentence about its RQD, without that."""
         if words := self.misnamed():
             return words
         since = time.strftime("%H:%M:%S", time.localtime(self.since))
@@ -178,7 +178,9 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         """Guards ``_hosts`` and ``_retired`` with what is in them, and ``_closed``. No RQD is called while it is
         held."""
         self._hosts: dict[str, _Host] = {}
+        """The hosts that were called, by name."""
         self._retired: set[_Connection] = set()
+        """Connections that were replaced while calls went over them."""
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
         self._closed = False
 

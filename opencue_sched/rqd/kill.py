@@ -58,7 +58,7 @@ class RunningFrameRef:
     frame_id: str
     proc_id: str
     cores_centicores: int = 0
-    """The cores it was launched with; 0 when they are not known, as in all calls of RqdKiller."""
+    """The centicores that the frame was launched with; 0 when they are not known, as in all calls of RqdKiller."""
 
 
 class Fate(StrEnum):
@@ -69,7 +69,7 @@ class Fate(StrEnum):
     NOT_RUNNING = "not_running"
     UNCONFIRMED = "unconfirmed"
     UNREACHABLE = "unreachable"
-    """Its RQD did not answer, and took no kill."""
+    """The host's RQD did not answer, and took no kill."""
 
 
 def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:

@@ -76,12 +76,12 @@ class LaunchOutcome:
     sends: int = 0
     """LaunchFrame calls that were made; 0 means that the frame was not sent at all."""
     error: RqdFailure | None = None
-    """None when RQD has the frame. With an error nothing runs and nothing will, unless its outcome is unknown: then the
-    frame may run now or later."""
+    """Why the launch failed; None when RQD has the frame. After an error the frame does not run and will not, unless
+    the error says that the outcome is unknown: then the frame may run now or later."""
     answered: bool = False
     """Whether RQD said something."""
     unfit_host: bool = False
-    """Whether it was not sent because another host's RQD answers for this one, or an RQD that tells no name."""
+    """Whether the frame was not sent because another host's RQD answers for this host, or an RQD that tells no name."""
 
     @property
     def proc_id(self) -> str:

@@ -20,11 +20,13 @@ def build_run_frame(
     settings: Settings,
     now: Callable[[], float] = time.time,
 ) -> rqd_pb2.RunFrame:
-    """Every field RQD reads. ``num_cores`` is centicores, memory limits are KB, ``start_time`` epoch milliseconds.
+    """The message that has RQD run a planned frame, with every field that RQD reads. Pure, but for ``now``.
 
-    ``uid`` is set only when the job has one: RQD refuses 0. ``os`` is the job's, which is the image a containerised RQD
-    runs the frame in, or else the host's first. gid, attributes, temp dir and pid are RQD's to fill in.
-    Raises InvalidInput when the layer's range or command makes no sense, ValueError or TypeError when a value does not
+    ``now`` gives seconds since the epoch. In the message ``num_cores`` is centicores, memory limits are KB and
+    ``start_time`` is milliseconds since the epoch. ``uid`` is set only when the job has one: RQD refuses 0. ``os`` is
+    the job's operating system, which names the image in which a containerised RQD runs the frame, or else the first of
+    the host's. RQD itself fills in gid, attributes, the temporary directory and pid.
+    Raises InvalidInput when the layer's range or command cannot be read, ValueError or TypeError when a value does not
     fit its field.
     """
     job, layer, frame, host, resources = planned.job, planned.layer, planned.frame, planned.host, planned.resources

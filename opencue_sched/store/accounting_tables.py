@@ -40,7 +40,7 @@ class _Table:
 
     name: str
     key: str
-    """The column of its key."""
+    """The column of the table's key."""
     summed_by: str
     """The key of the row that a proc counts in, as an expression over ``summed_from``."""
     owner: str = "JOIN show USING (pk_show)"

@@ -81,11 +81,11 @@ class LeaderRecord:
     """What the record says about the leader elected last."""
 
     fence: int = 0
-    """Its fence; 0 when no leader was ever elected."""
+    """The leader's fence; 0 when no leader was ever elected."""
     store: int | None = None
-    """The number of its Redis (LeaderGate); None when that is not known."""
+    """The number of the leader's Redis (LeaderGate); None when that is not known."""
     age_seconds: float = math.inf
-    """The time since it renewed its lease."""
+    """The time since the leader renewed its lease."""
     fired: int | None = None
     """The moment at which any leader last fired a tick, in microseconds since the epoch; None when none did."""
     fired_age_seconds: float = math.inf

@@ -188,8 +188,11 @@ def host_groups(connection: Connection, facility: str | None, *, staleness: floa
 
 
 def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """For each job the waiting ``layer`` with the most frames out of those for whose tags the show's subscriptions have
-    no host; jobs without such a layer have no row. ``elsewhere``: whether other hosts have one of its ``tags``."""
+    """The largest waiting layer of each job for whose tags the show's subscriptions have no host.
+
+    ``layer`` is the one with the most waiting frames; a job without such a layer has no row. ``elsewhere`` says whether
+    hosts outside the subscriptions have one of the layer's ``tags``.
+    """
     return connection.execute(_UNREACHED, {"jobs": list(job_ids)}).all()
 
 

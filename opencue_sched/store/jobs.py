@@ -1,4 +1,8 @@
-"""Jobs, layers and frames as people look at them, and what they set on jobs. Cores in centicores, memory in KB."""
+"""Jobs, layers, frames and dependencies as people look at them, and what people set on jobs and layers.
+
+Memory is KB. Cores are centicores, but for the ``cores`` that a job uses, which are whole. In the names of columns
+``er`` is the side of a dependency that waits (depend_er of OpenCue), and ``on`` the side that it waits for.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +116,7 @@ _LAYERS = text(
      ORDER BY array_position(CAST(:jobs AS varchar[]), layer.pk_job), layer.int_dispatch_order, layer.str_name
     """
 )
-# Frames; each condition holds for all where its value is NULL.
+# Frames in the order of dispatch. A condition chooses nothing where its parameter is NULL: all frames pass it.
 _FRAMES = text(
     """
     SELECT frame.pk_frame AS id, frame.str_name AS name, frame.pk_layer AS layer_id, layer.str_name AS layer,
@@ -146,6 +150,7 @@ _DEAD_FRAMES = text(
      ORDER BY died.frames DESC, died.layer_id, died.exit_status
     """
 )
+# The columns of what people set on layers, by the names that set_layers() has for them.
 _LAYER_COLUMNS = {
     "cores": "int_cores_min",
     "max_cores": "int_cores_max",
@@ -187,7 +192,8 @@ _DEPENDS = text(
      ORDER BY er_layer.int_dispatch_order NULLS FIRST, depend.str_type, depend.ts_created, depend.pk_depend
     """
 )
-# Open dependencies of a job, or those of these that it has; each pair by itself, not what groups pairs.
+# The ids of the open dependencies of a job, or of those of them that ``depends`` names or groups. A dependency that
+# groups pairs of frames is none of them; each of its pairs is.
 _OPEN_DEPENDS = text(
     """
     SELECT pk_depend FROM depend
@@ -197,8 +203,8 @@ _OPEN_DEPENDS = text(
     """
 )
 
-# Open dependencies of a job, of the jobs it waits for, and so on; with the sides changed over, of those that wait for
-# it.
+# Open dependencies of a job, of the jobs it waits for, and so on. ``near`` is the side on which the job is, ``er`` for
+# what it waits for; with ``on`` they are dependencies of others on the job, on the jobs that wait for it, and so on.
 _DEPENDS_AROUND = """
     WITH RECURSIVE reached AS (
         SELECT CAST(:job AS varchar) AS pk_job
@@ -221,7 +227,7 @@ _DEPENDS_AROUND = """
      ORDER BY er_job.str_name, er_layer.int_dispatch_order NULLS FIRST, on_job.str_name, depend.ts_created,
               depend.pk_depend
 """
-# What the jobs wait for, and what waits for them.
+# What the job and the jobs behind it wait for; what waits for the job and for the jobs behind that.
 _WAITS_FOR = text(_DEPENDS_AROUND.format(near="er", far="on"))
 _WAITED_FOR_BY = text(_DEPENDS_AROUND.format(near="on", far="er"))
 
@@ -229,21 +235,21 @@ _WAITED_FOR_BY = text(_DEPENDS_AROUND.format(near="on", far="er"))
 JobView = Row[Any]
 """A job with its counts, switches and caps, and what it uses now.
 
-- ``cores`` and ``gpus``: what it uses, as its caps count it; ``centicores``: what it has reserved.
-- ``waiting_seconds``: how long its next frame has waited; None when none waits.
-- ``quarantined``: why it is left alone; None when it is not.
-- ``jobs``: how many jobs the query would find without its limit.
+- ``cores`` and ``gpus``: what the job uses, as its caps count; ``centicores``: what its procs have reserved.
+- ``waiting_seconds``: how long the job's next frame has waited; None when none waits.
+- ``quarantined``: why the job is in quarantine; None when it is not.
+- ``jobs``: how many jobs the query would find without ``most``.
 """
 LayerView = Row[Any]
 """A layer with its counts, and its job's name and state. ``cores_min`` and ``cores_max`` are centicores.
 
-- ``eligible``: the time since which the next of its waiting frames could run.
-- ``mean_seconds``: how long its frames took on average that succeeded.
-- ``max_rss_kb``: the most memory that a frame of it used.
-- ``asking_frames``: how many frames needed more memory than the layer had, and ask for it by themselves;
-  ``asking_kb``: the most that one of them asks for; ``asked_kb``: what the layer asks for, where one of them asks for
-  as much, else None.
-- ``start_after``: the time before which no frame may start; None without one, and where the schema has none (V47).
+- ``eligible``: the time since which the next of the layer's waiting frames could run.
+- ``mean_seconds``: how long the frames that succeeded took on average.
+- ``max_rss_kb``: the most memory that a frame of the layer used.
+- ``asking_frames``: how many frames ran out of the layer's memory, and ask for more by themselves; ``asking_kb``: the
+  most that one of these frames asks for; ``asked_kb``: the memory of the layer where one of these frames asks for
+  exactly that (the layer was raised for them), else None.
+- ``start_after``: the time before which no frame may start; None for none, and on a schema without the column (V47).
 """
 FrameView = Row[Any]
 """A frame with its layer and job; ``llu`` is the time at which the frame's log last grew."""
@@ -268,7 +274,8 @@ def list_jobs(
     part: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[JobView]:
-    """Jobs of these ids, a show, user or state, with ``part`` in their name; live ones first, by priority and age."""
+    """Jobs, live ones first, by priority and age: those of the ids, the show, the user and the state that are given,
+    with ``part`` in their name. At most ``most``."""
     ids = None if job_ids is None else list(job_ids)
     wanted = {**_ANY_JOB, "jobs": ids, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
     return connection.execute(_BY_PRIORITY, wanted).all()
@@ -277,7 +284,8 @@ def list_jobs(
 def list_jobs_by_wait(
     connection: Connection, *, facility: str | None, show_part: str, part: str, most: int
 ) -> Sequence[JobView]:
-    """Pending jobs of a facility (by name), with ``part`` in their name and ``show_part`` in their show's.
+    """Pending jobs of a facility (by name; None: of all), with ``part`` in their names and ``show_part`` in their
+    shows'.
 
     Jobs that wait and run no frame come first, then other jobs that wait, then jobs that run; in each group those that
     have waited longest.
@@ -287,14 +295,15 @@ def list_jobs_by_wait(
 
 
 def job_of(connection: Connection, job_id: str) -> JobView:
-    """A job. Raises NoResultFound when there is none of this id."""
+    """The job of this id. Raises NoResultFound when there is none."""
     for job in list_jobs(connection, job_ids=[job_id]):
         return job
     raise NoResultFound(job_id)
 
 
 def layers_of(connection: Connection, *job_ids: str) -> Sequence[LayerView]:
-    """The layers of jobs in the order of the ids, and of dispatch; a job that is no more has none."""
+    """The layers of jobs, job by job in the order of the ids, then in the order of dispatch. A job that no longer
+    exists has none."""
     return connection.execute(_LAYERS, {"jobs": list(job_ids)}).all()
 
 
@@ -308,7 +317,8 @@ def frames_of(
     named: str | None = None,
     most: int = 1_000_000,
 ) -> Sequence[FrameView]:
-    """Frames in dispatch order, of a job, these layers, numbers and states, of this name or id; None is any."""
+    """Frames in dispatch order, at most ``most``. Each argument that is not None chooses: the job, the layers, the
+    frame numbers, the states, and ``named``, the name or id of one frame."""
     wanted = {
         "job": job_id,
         "frames": None,
@@ -322,14 +332,14 @@ def frames_of(
 
 
 def frames_by_id(connection: Connection, frame_ids: Collection[str]) -> Sequence[FrameView]:
-    """The frames of these ids in dispatch order; one that is no more is left out."""
+    """The frames of these ids in dispatch order. A frame that no longer exists is left out."""
     anything = dict.fromkeys(("job", "named", "layers", "numbers", "states"))
     return connection.execute(_FRAMES, {**anything, "frames": list(frame_ids), "most": len(frame_ids)}).all()
 
 
 def dead_frames(connection: Connection, job_id: str) -> Sequence[DeadFrames]:
-    """The dead frames of a job by layer and exit status, the most first; as many rows as there are of these, however
-    many frames are dead."""
+    """The dead frames of a job, one row for each layer and exit status, however many frames are dead; the row with the
+    most frames first."""
     return connection.execute(_DEAD_FRAMES, {"job": job_id}).all()
 
 
@@ -341,7 +351,8 @@ def set_layers(
     add_limits: Collection[str] = (),
     drop_limits: Collection[str] = (),
 ) -> None:
-    """Set fields of layers: centicores, KB, minutes, tags as text. Limits are added by name, dropped by id."""
+    """Set fields of layers, by the keys of `_LAYER_COLUMNS`: cores in centicores, memory in KB, time-outs in minutes,
+    tags as one text. Limits are added by name and dropped by id."""
     layers = sorted(layer_ids)
     if fields:
         set_rows(connection, "layer", "pk_layer", layers, {_LAYER_COLUMNS[key]: value for key, value in fields.items()})
@@ -350,23 +361,25 @@ def set_layers(
 
 
 def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> Sequence[Depend]:
-    """What a job waits for; ``met``: also what it waited for."""
+    """The dependencies by which a job waits; with ``met`` also those that are met."""
     return connection.execute(_DEPENDS, {"job": job_id, "met": met}).all()
 
 
 def depends_around(connection: Connection, job_id: str, *, upwards: bool = False) -> Sequence[Depend]:
-    """The open dependencies of a job, of the jobs it waits for, and so on; ``upwards``: those on it, on the jobs that
-    wait for it, and so on. Each with both sides: ``er_job``, ``er_layer``, ``on_job``, ``on_layer`` and their ids."""
+    """The open dependencies of a job, of the jobs it waits for, and so on. With ``upwards`` the dependencies of others
+    on the job, on the jobs that wait for it, and so on. Each has both sides: ``er_job``, ``er_layer``, ``on_job``,
+    ``on_layer`` and their ids."""
     return connection.execute(_WAITED_FOR_BY if upwards else _WAITS_FOR, {"job": job_id}).all()
 
 
 def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str] | None = None) -> list[str]:
-    """Ids of dependencies that a job still waits for: all, or these and the pairs of frames that they group."""
+    """The ids of the dependencies that a job still waits for: all of them, or those among ``depend_ids`` and the pairs
+    of frames that these group."""
     wanted = {"job": job_id, "depends": None if depend_ids is None else list(depend_ids)}
     return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
 
 
-# Have a finished job pending again, under its name.
+# Make a finished job pending again, under its name.
 _REOPEN = text(
     """
     UPDATE job
@@ -374,7 +387,8 @@ _REOPEN = text(
      WHERE pk_job = :job AND str_state = 'FINISHED'
     """
 )
-# A Cuebot lets a job that it retries be pending beside another of its name, without a visible one.
+# The live job that keeps a finished one from having its name back. A Cuebot lets a job that it retries be pending
+# beside another of the same name, without a visible name.
 _LIVE_NAMESAKE = text(
     """
     SELECT other.pk_job AS id, other.str_name AS name
@@ -384,7 +398,7 @@ _LIVE_NAMESAKE = text(
      LIMIT 1
     """
 )
-# A finished job that moves to the history is without its frames first (store/finished_jobs.py).
+# Whether a job has all its frames. One that moves to the history loses them first (store/finished_jobs.py).
 _HAS_ALL_FRAMES = text(
     """
     SELECT NOT EXISTS (SELECT FROM layer_stat WHERE pk_job = :job AND int_total_count >
@@ -394,8 +408,9 @@ _HAS_ALL_FRAMES = text(
 
 
 def reopen_job(connection: Connection, job_id: str) -> None:
-    """Make a FINISHED job PENDING again, under the name it had. Lock its counters first. Raises InvalidInput when
-    another job of that name is live, and for a job that is being moved to the history."""
+    """Make a FINISHED job PENDING again, under the name it had. The caller holds the lock of the job's counters
+    (store.release.lock_counters). Raises InvalidInput when another job of that name is live, and for a job that is
+    being moved to the history."""
     if not connection.execute(_HAS_ALL_FRAMES, {"job": job_id}).scalar():
         raise InvalidInput(f"job {job_id} cannot be pending again: it is being moved to the history")
     namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()
@@ -404,7 +419,7 @@ def reopen_job(connection: Connection, job_id: str) -> None:
             with connection.begin_nested():
                 connection.execute(_REOPEN, {"job": job_id})
             return
-        except IntegrityError:  # somebody took the name after we had looked
+        except IntegrityError:  # another transaction took the name after we had looked
             namesake = connection.execute(_LIVE_NAMESAKE, {"job": job_id}).one_or_none()
             if namesake is None:
                 raise

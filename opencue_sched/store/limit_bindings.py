@@ -1,4 +1,4 @@
-"""Which layers count under a limit, how each came to it, and what a frame that got no licence does to its layer.
+"""The layers that count under a limit, how each came to be bound, and what a frame without a licence does to its layer.
 
 A layer is bound by its job file (SPEC), by a person (MANUAL), or since a frame of it ended with the limit's exit status
 (AUTO). A Cuebot before V49 does not tell these apart, and its limits have no exit status.

@@ -12,13 +12,14 @@ from sqlalchemy import Connection, Row, text
 
 @dataclass(frozen=True, slots=True)
 class UpkeepScope:
-    """Whose rows a fleet's upkeep may touch. Its fields are parameters of statements with ``job_in_scope``,
+    """The rows that a fleet's upkeep may touch. The fields are parameters of statements with ``job_in_scope``,
     ``SHOW_IN_SCOPE`` or ``HOST_IN_SCOPE``."""
 
     facility: str | None = None
-    """Only rows of the facility of this name; None: of all."""
+    """The name of the facility whose rows are in scope; None: those of all facilities."""
     beside_cuebot: bool = False
-    """Only rows of managed shows: a Cuebot looks after the others, and takes the reports of RQDs."""
+    """Whether only rows of managed shows are in scope: a Cuebot looks after the others, and takes the reports of
+    RQDs."""
 
 
 EVERYTHING = UpkeepScope()

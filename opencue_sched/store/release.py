@@ -176,7 +176,7 @@ class FrameStop:
     state: FrameState
     exit_status: int
     max_rss_kb: int | None = None
-    """The peak of its memory; None: what is known of the peak stays."""
+    """The peak of the frame's memory; None: what is known of the peak stays."""
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:

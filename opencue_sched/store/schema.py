@@ -1,4 +1,4 @@
-"""Whose database this is, what it has, and the migrations that add what this scheduler needs.
+"""Finds out which program made a database and what the schema has, and migrates what this scheduler needs.
 
 A database made by Cuebot is recognised by its columns, never by version numbers (they collide between OpenCue's
 branches), and gets objects of our own only. An empty database gets a Cuebot-compatible schema.
@@ -217,9 +217,9 @@ _ONE_NAME_EACH = (
 
 
 def refuse_limits_of_one_name(connection: Connection) -> None:
-    """Raises WrongSchema where a table of limits that we made has two of one name: it gets a constraint against that.
+    """Refuse, by WrongSchema, a table of limits that we made and that has two limits of one name.
 
-    Who may keep them in Cuebot's own tables is Cuebot's migration V49 to say.
+    A migration adds a constraint against that. In Cuebot's own tables it is for Cuebot's migration V49 to allow them.
     """
     if not connection.scalar(text("SELECT to_regclass('limit_record') IS NOT NULL")):
         return
@@ -232,7 +232,7 @@ def refuse_limits_of_one_name(connection: Connection) -> None:
 
 
 def check_writable(connection: Connection) -> None:
-    """Raises TakesNoWrites, saying what to do, for a standby and for a database whose sessions begin read only."""
+    """Refuse a standby, and a database whose sessions begin read only, by TakesNoWrites, which says what to do."""
     found = connection.execute(_WRITES).one()
     if found.standby:
         raise TakesNoWrites(

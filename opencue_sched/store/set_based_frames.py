@@ -82,7 +82,7 @@ class _Function:
     body: str
     definition: str
     fires: bool
-    """Whether its trigger is enabled, and runs after each row that an UPDATE changes."""
+    """Whether the function's trigger is enabled, and runs after each row that an UPDATE changes."""
 
     @property
     def leaves_out(self) -> bool:
@@ -90,7 +90,7 @@ class _Function:
 
     @property
     def of_cuebot(self) -> str:
-        """Its body without what we added."""
+        """The function's body without what we added."""
         return _ADDED.sub("", self.body)
 
     @property
@@ -130,7 +130,8 @@ def _functions(connection: Connection) -> list[_Function]:
 
 
 def read_frames_way(connection: Connection, known: Mapping[str, frozenset[str]] = KNOWN_TEXTS) -> FramesWay:
-    """How it stands in this database. ``known`` has the texts, by trigger, that a booking can stand in for."""
+    """The way of frames that bookings start in this database. ``known`` has the texts of functions, by trigger, that a
+    booking can stand in for."""
     functions = _functions(connection)
     there = {function.trigger for function in functions}
     obstacles = [f"frame has no trigger {name}" for name in (COUNTS, HISTORY) if name not in there]

@@ -66,7 +66,7 @@ class TolerantConsumer(Consumer):
         return on_task_received
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """A message that kombu itself cannot decompress or decode."""
+        """Drop a message that kombu itself cannot decompress or decode."""
         self._drop(message, f"cannot be decoded: {type(exc).__name__}")
 
     def _drop(self, message: Any, problem: str) -> None:

@@ -33,12 +33,13 @@ class EventWakes:
             self._messenger.send_events(self._queue)
 
     def taken_up(self) -> None:
-        """Called before events are looked for: for those that are written from now on there is another message. Raises
-        RedisError."""
+        """Note that this process looks for events now: one that is written from now on gets another message. Call it
+        before the first look. Raises RedisError."""
         self._client.delete(self._key)
 
     def wake_again(self) -> None:
-        """Called when others may send: whoever was woken meanwhile found this process at it."""
+        """Send the message again if one came while this process was sending events. Call it once others may send: a
+        process that was woken meanwhile could not."""
         try:
             if self._client.exists(self._key):
                 self._messenger.send_events(self._queue)

@@ -51,8 +51,8 @@ class Handlers:
         self._following = threading.Lock()
 
     def released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
-        """Procs were deleted, or only hosts changed. With another feed than our trigger, releases reach the ledger by
-        that."""
+        """Take over that procs were deleted, or that only hosts changed. Where another feed than our trigger is set,
+        releases reach the ledger by that feed."""
         self._hosts().note(hosts)
         try:
             if self._settings.accounting.release_feed == "proc-trigger":
@@ -104,7 +104,7 @@ class Handlers:
                     self._to_follow[vertex] = None
 
     def _limits_lacking(self, limit_ids: Sequence[str]) -> list[str]:
-        """Those of the limits under which frames run whose entries do not say what the limit counts by now."""
+        """The limits among these under which frames run whose entries lack what the limit counts by now."""
         return self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
 
     def _follow(self, bound: Sequence[str], lacking: Sequence[str]) -> None:
@@ -114,27 +114,27 @@ class Handlers:
             follow_layers(self._engine, self._ledger, layers)
 
     def work_waits(self, shows: Sequence[str]) -> None:
-        """These shows have new work, which the backlog's channel names in the same moment."""
+        """Note the shows that have new work, whose layers the backlog's channel names in the same moment."""
         self._shows_with_work = frozenset(shows)
         self._waker.note(shows=shows)
 
     def backlog_changed(self, shows: Sequence[str] = (), jobs: Sequence[str] = (), layers: Sequence[str] = ()) -> None:
-        """Waiting work, or what decides on it, is another now."""
+        """Take over that waiting work changed, or something that decides on it."""
         self._backlog().note(layers, jobs=jobs, shows=shows)
         # A sweep for the show may have begun between the two notices of one commit.
         self._waker.note(shows={*shows, *self._shows_with_work})
         self._shows_with_work = frozenset()
 
     def deaf(self, is_deaf: bool) -> None:
-        """Called when notifications cease, or begin again. While this process is deaf, its backlog compares itself with
-        the database more often, and at once to begin with."""
+        """Take over whether notifications have ceased. While this process is deaf, its backlog compares itself with the
+        database more often, and at once to begin with."""
         backlog = self._backlog()
         was_deaf, backlog.deaf = backlog.deaf, is_deaf
         if is_deaf and not was_deaf:
             backlog.missed()
 
     def handed_back(self, shows: Sequence[str]) -> None:
-        """Called when shows were handed back to a Cuebot. Our own command for that leaves little to do."""
+        """Do what is left to do when shows were handed back to a Cuebot: little, where our own command did it."""
         self._backlog().note(shows=shows)
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 

@@ -22,7 +22,7 @@ class TellsLosses(logging.Handler):
     its lock."""
 
     what: str
-    """What it writes to, for people."""
+    """What the handler writes to, for people."""
     _clock: Callable[[], float]
     _lost = 0
     """Lines that were lost since that was told last."""

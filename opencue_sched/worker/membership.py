@@ -1,5 +1,5 @@
-"""This process as a member of the fleet: its presence record, the queues of dead members, and its replies to callers
-that wait for a pass."""
+"""A worker's process as a member of the fleet: its presence record, the queues of dead members, and its replies to
+callers that wait for a pass."""
 
 from __future__ import annotations
 

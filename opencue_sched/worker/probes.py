@@ -18,7 +18,7 @@ after 30 s, ours after 10 s), a few times in a row."""
 
 
 class Pulse:
-    """Whether the loop that this process is for goes round, as its probes are told. Thread-safe."""
+    """Knows whether the loop that this process is for goes round, for its probes. Thread-safe."""
 
     def __init__(self) -> None:
         self._beaten_at: float | None = None
@@ -26,11 +26,11 @@ class Pulse:
         the loop writes, the thread of the probes reads."""
 
     def beat(self) -> None:
-        """The loop has come round."""
+        """Note that the loop has come round."""
         self._beaten_at = boot_clock()
 
     def rest(self) -> None:
-        """The loop does not run, and knows it: it waits for its broker, which a restart would not bring."""
+        """Note that the loop does not run for a reason: it waits for its broker, which a restart would not bring."""
         self._beaten_at = None
 
     def problem(self, *, ready: bool) -> str:

@@ -305,8 +305,8 @@ class Process:
             self.event_wakes.wake()
 
     def _reconnected(self) -> None:
-        """Called by the listener when it hears again. What it missed is read by the counters' thread: the listener goes
-        on hearing, and that thread tries again until it works."""
+        """Have what the listener missed read by the counters' thread, once the listener hears again: it goes on
+        hearing, and that thread tries again until it works."""
         self._reconnects += 1
         self._counters.wake()
 

@@ -29,7 +29,8 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     fenced = False
-    """Its writes carry the fence, and late or twice it does no harm: not worth two statements for each message."""
+    """Whether the task's own writes carry the fence, and running it late or twice does no harm: then its messages are
+    not checked against PostgreSQL, which would take two statements each."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""

@@ -1,7 +1,7 @@
-"""Events of tasks, published only while somebody listens.
+"""Celery's events of tasks, published only while a Flower or a ``celery events`` listens.
 
-A pass has three events (received, started, succeeded), and most of the time no Flower and no ``celery events`` runs:
-published all the same they are a tenth of a worker's processor time. Redis says of each broadcast how many heard it.
+A pass has three events (received, started, succeeded). Publishing them takes a tenth of a worker's processor time, and
+most of the time there is no listener. Redis answers each broadcast with the number of its listeners.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ class HeardEvents(EventDispatcher):
 
 
 class HeardEventsOnly(Events):
-    """What makes the dispatchers of our application (``Celery.events_cls``)."""
+    """Makes the event dispatchers of our application (``Celery.events_cls``)."""
 
     dispatcher_cls = "opencue_sched.worker.task_events:HeardEvents"

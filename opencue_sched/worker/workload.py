@@ -1,4 +1,4 @@
-"""What a process has in hand, and whether it takes more."""
+"""The tasks that a worker's process has in hand, and whether it takes more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from opencue_sched.coordination.presence import WorkerState
 
 
 class Workload:
-    """What this process has in hand, and whether it takes more: working, paused, or draining before its end.
+    """The tasks that this process has in hand, and whether it takes more: working, paused, or draining before its end.
 
-    Thread-safe. The state is changed without the lock, so that a signal handler may do it.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -28,26 +28,27 @@ class Workload:
 
     @property
     def takes_work(self) -> bool:
-        """Whether new work may begin."""
+        """Whether a message that has come may be worked on."""
         return self.state in (WorkerState.STARTING, WorkerState.WORKING)
 
     def begin(self) -> None:
-        """The process is ready: take work, unless it was told not to already."""
+        """Say that the process is ready: it works from now on, unless it was paused or told to drain meanwhile."""
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.WORKING
 
     def become(self, state: WorkerState) -> None:
-        """Pause, drain or work again, unless this process is about to end."""
+        """Pause, drain or work again, as a control command wants it; nothing changes in a process about to end."""
         if not self._stopping:
             self.state = state
 
     def stop(self) -> None:
-        """Take no more work ever. Safe in a signal handler."""
+        """Take no more work until the process ends. Safe in a signal handler."""
         self._stopping = True
         self.state = WorkerState.DRAINING
 
     @contextmanager
     def task(self) -> Iterator[None]:
+        """A context that counts as a task in hand."""
         with self._changed:
             self.in_hand += 1
         try:
@@ -58,6 +59,6 @@ class Workload:
                 self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until nothing is in hand; False when that took longer than ``seconds``."""
+        """Wait until no task is in hand; False when that took longer than ``seconds``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.in_hand, seconds)

@@ -83,16 +83,16 @@ class HostSpec:
     hardware_tags: Sequence[str] = ()
     """HARDWARE tags."""
     hostname_tag: bool = True
-    """Whether it has a HOSTNAME tag: its name."""
+    """Whether the host has a HOSTNAME tag: its name."""
     alloc_tag: bool = True
-    """Whether it has an ALLOC tag: its allocation's."""
+    """Whether the host has an ALLOC tag: its allocation's."""
     os: str = "linux"
     thread_mode: int = 0
     """0 AUTO, 1 ALL, 2 VARIABLE."""
     lock: str = "OPEN"
     state: str = "UP"
     ping_age: float = 0
-    """Age of its last report, in seconds."""
+    """Age of the host's last report, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class LayerSpec:
     """A layer with its frames."""
 
     frames: int = 1
-    """How many frames it has. They are numbered from 1 in steps of ``chunk``, unless ``numbers`` says otherwise."""
+    """How many frames the layer has. They are numbered from 1 in steps of ``chunk``, unless ``numbers`` says
+    otherwise."""
     cores: float = 1
     """Zero or below as in OpenCue: the whole host, or all but so many."""
     cores_max: float = 0

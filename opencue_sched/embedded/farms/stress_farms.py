@@ -120,7 +120,7 @@ class StressFarm:
     hosts: tuple[HostIds, ...]
     jobs: tuple[JobIds, ...]
     burst_cores: float
-    """The bursts of all its subscriptions together."""
+    """The bursts of all subscriptions of the farm together."""
 
     @property
     def frames(self) -> int:
@@ -129,12 +129,12 @@ class StressFarm:
 
 
 def drain_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> StressFarm:
-    """Room for all its frames: 1,200 hosts and 6,000 frames at scale 1."""
+    """Make a farm with room for all its frames: 1,200 hosts and 6,000 frames at scale 1."""
     return stress_farm(connection, DRAIN.scaled(scale), seed)
 
 
 def saturation_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> StressFarm:
-    """Far more work than its bursts (3 x 150 cores at scale 1) and job caps (20 cores) let run."""
+    """Make a farm with far more work than its bursts (3 x 150 cores at scale 1) and job caps (20 cores) let run."""
     return stress_farm(connection, SATURATION.scaled(scale), seed)
 
 

@@ -131,7 +131,7 @@ class RqdConfig:
 
 
 def threads_per_core(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
-    """By how much RQD divides OVERRIDE_CORES: siblings / cpu cores of the first processor, 1 if unknown."""
+    """The number by which RQD divides OVERRIDE_CORES: siblings / cpu cores of the first processor, 1 if unknown."""
     values: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -94,16 +94,16 @@ class FrameRun:
     """Centicores, as in RunFrame."""
     started: float
     ended: float | None = None
-    """None while it runs."""
+    """The time of the run's end; None while the frame runs."""
     exit_status: int | None = None
-    """None while it runs, and after a crash of its host."""
+    """The exit status of the run; None while the frame runs, and after a crash of the host."""
     exit_signal: int = 0
     killed: bool = False
-    """Whether it ended by SimulatedHost.kill()."""
+    """Whether the run ended by SimulatedHost.kill()."""
     crashed: bool = False
-    """Whether its host crashed under it."""
+    """Whether the host crashed while the frame ran."""
     completion_delivered: bool | None = None
-    """Whether the report of its completion was delivered; None until that was tried."""
+    """Whether the report of the run's completion was delivered; None until that was tried."""
 
 
 @dataclass(slots=True)
@@ -114,11 +114,11 @@ class _Active:
     frame: rqd_pb2.RunFrame
     """The frame as it was launched."""
     listed: bool = False
-    """Whether its set-up is over: from then on reports list it, and it can be killed."""
+    """Whether the frame's set-up is over: from then on reports list it, and it can be killed."""
     task: asyncio.Task[None] | None = None
-    """The task that carries it from its launch to its end."""
+    """The task that carries the frame from its launch to its end."""
     end: asyncio.Future[tuple[int, int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """The exit status and signal with which it ends; done when it is to end."""
+    """The exit status and signal with which the frame ends; done when it is to end."""
 
 
 class SimulatedRefusal(Exception):
@@ -132,7 +132,7 @@ class SimulatedHost:
         self.spec = spec
         self.behaviour = behaviour
         self.state: int = host_pb2.UP
-        """Its HardwareState, which the simulated farm sets. A launch is refused unless it is UP."""
+        """The host's HardwareState, which the simulated farm sets. A launch is refused unless the host is UP."""
         self.boot_time = int(time.time())
         """Epoch seconds."""
         self.runs: list[FrameRun] = []
@@ -147,7 +147,7 @@ class SimulatedHost:
 
     @property
     def booked_centicores(self) -> int:
-        """What its frames hold, listed or not."""
+        """The centicores that frames on the host hold, listed or not."""
         return sum(active.run.num_cores for active in self._active.values())
 
     @property
@@ -194,7 +194,7 @@ class SimulatedHost:
         return True
 
     def crash(self) -> None:
-        """The machine loses power: every frame is gone, and no completion is reported."""
+        """Cut the machine's power: every frame is gone, and no completion is reported."""
         now = time.monotonic()
         for active in self._active.values():
             active.run.ended, active.run.crashed = now, True
@@ -229,7 +229,7 @@ class SimulatedHost:
         )
 
     def core_detail(self) -> report_pb2.CoreDetail:
-        """What reports say of its cores, in centicores."""
+        """What reports say of the host's cores, in centicores."""
         return report_pb2.CoreDetail(
             total_cores=self.spec.cores * CENTICORES_PER_CORE,
             idle_cores=max(0, self.idle_centicores),
@@ -264,7 +264,7 @@ class SimulatedHost:
         )
 
     def listed(self, frame_id: str) -> rqd_pb2.RunFrame | None:
-        """The frame of this id, if it is listed."""
+        """The listed frame of this id; None where there is none."""
         active = self._active.get(frame_id)
         return active.frame if active is not None and active.listed else None
 

@@ -114,14 +114,15 @@ class SimulatedFarm(Startable):
         self._call(_as_coroutine(change))
 
     def freeze(self, host_name: str) -> None:
-        """The host accepts connections and answers nothing; calls it got are carried out after thaw()."""
+        """Have a host accept connections and answer nothing; calls that it got are carried out after thaw()."""
         self._call(_as_coroutine(self._served[host_name].gate.clear))
 
     def thaw(self, host_name: str) -> None:
+        """Have a frozen host answer again."""
         self._call(_as_coroutine(self._served[host_name].gate.set))
 
     def crash(self, host_name: str) -> None:
-        """The host loses power: its port closes, its frames are gone, nothing is reported."""
+        """Cut a host's power: its port closes, its frames are gone, nothing is reported."""
         self._call(self._served[host_name].crash())
 
     def restart(self, host_name: str) -> None:
@@ -223,7 +224,7 @@ class _Servicer(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
         return rqd_pb2.RqdStaticLaunchFrameResponse()
 
     async def _launch(self, frame: Any) -> str:
-        """Carried out to its end even when the caller gives up, as in a process that was frozen for a while."""
+        """Launch a frame, to the end even when the caller gives up, as in a process that was frozen for a while."""
         await self._served.gate.wait()
         self._served.calls["LaunchFrame"] += 1
         await asyncio.sleep(self._host.behaviour.accept_seconds)

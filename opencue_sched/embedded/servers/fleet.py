@@ -23,10 +23,11 @@ _STOP_SECONDS = 20.0
 
 
 class Fleet:
-    """Processes started one by one and stopped together, newest first. ``directory`` receives one log per process."""
+    """Processes started one by one and stopped together, newest first. ``directory`` receives one log per process. Not
+    thread-safe."""
 
     process_type: type[GuardedProcess] = GuardedProcess
-    """How each of them is started."""
+    """How each process is started."""
 
     def __init__(self, environment: Mapping[str, str], directory: Path) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}

@@ -31,8 +31,8 @@ _PORTS = range(20_000, 32_000, 7)
 _CLAIMS_HELD = 100
 """How many ports this process keeps from others at most; the port claimed longest ago is given up first."""
 _claims: deque[int] = deque()
-_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
 """The file descriptors of the sockets by which ports are claimed, the oldest first. Each operation on it is atomic."""
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
 _MEMORY_BYTES_WANTED = 2 * 1024**3
 _OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
 

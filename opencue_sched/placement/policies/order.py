@@ -38,7 +38,7 @@ class Use(NamedTuple):
 
 
 class Shares:
-    """What shows use of their subscriptions, by show and allocation, while a plan fills; ``sizes`` are cores."""
+    """What shows use of their subscriptions, by show and allocation, while one plan fills; ``sizes`` are cores."""
 
     def __init__(self, subscriptions: Mapping[tuple[str, str], Caps], sizes: Mapping[tuple[str, str], float]) -> None:
         self._sizes = sizes
@@ -62,7 +62,7 @@ class Shares:
 
 
 class VirtualTimes:
-    """Whose turn it is in the drawn part of one show, for the passes of one process over one shard. Start-time fair
+    """The draw of one show: which job's turn it is, for the passes of one process over one shard. Start-time fair
     queueing: the job with the least virtual time is served, and then its time grows by cores / priority.
 
     Not thread-safe. Virtual times are not stored: a process that starts anew costs each job one turn.

@@ -99,10 +99,10 @@ class WideLayer(NamedTuple):
     job_id: str
     priority: int
     demand: Demand
-    """Its waiting frames; without any allocation while a cap keeps the layer waiting."""
+    """What the layer's waiting frames need; without any allocation while a cap keeps the layer waiting."""
     blocked_seconds: float
     hosts: int
-    """How many hosts could ever take one of its frames."""
+    """How many hosts could ever take one of the layer's frames."""
 
 
 def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> int:
