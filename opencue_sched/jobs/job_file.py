@@ -300,7 +300,7 @@ class JobSpec(_Keys):
     layers: Annotated[list[LayerSpec], Field(min_length=1, max_length=MAX_LAYERS)]
     depends: Annotated[list[Annotated[Depend, AfterValidator(_of_job)]], _depends_by("job")] = []
     env: _Environment = {}
-    # RQD runs nothing as root.
+    # RQD refuses a frame with uid 0.
     uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
     priority: _Int = 1
     facility: Annotated[str, Field(max_length=36), _AS_TEXT] | None = None
