@@ -67,10 +67,11 @@ def move_finished_jobs(
         if not finished_jobs.may_begin(connection):
             return Moved()
         left = finished_jobs.find_due(connection, after_seconds, scope=scope, most=MOST_LOOKED_AT)
-    jobs = frames = portions = refused = one_by_one = 0
+    # ``alone``: so many portions from here on are of one job each, to find the job at which a portion failed.
+    jobs = frames = portions = refused = alone = 0
     until = time.monotonic() + MOVE_SECONDS
     while left and not stopping() and (began := time.monotonic()) < until:
-        most = 1 if one_by_one else finished_jobs.MOST_JOBS
+        most = 1 if alone else finished_jobs.MOST_JOBS
         looked_at, left = left[:most], left[most:]
         names: dict[str, str] = {}
         try:
@@ -83,16 +84,16 @@ def move_finished_jobs(
         except DBAPIError as error:
             if not names or classify(error) not in _OF_A_JOB:
                 raise
-            one_by_one = max(one_by_one - 1, 0)
+            alone = max(alone - 1, 0)
             if len(names) == 1:
                 refused += 1
                 _log.warning("finished_job_not_moved", job=next(iter(names)), error=describe(error))
             else:
                 # One of the jobs is to blame: each goes alone until the portion would have been over.
-                one_by_one = len(names)
+                alone = len(names)
             left = [*(job.id for job in due if job.id not in names or len(names) > 1), *left]
             continue
-        one_by_one = max(one_by_one - 1, 0)
+        alone = max(alone - 1, 0)
         if not gone and not deleted:
             continue
         # What did not fit, and a large job, of which more frames are left.
