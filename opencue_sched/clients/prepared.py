@@ -1,14 +1,14 @@
 """Statements that PostgreSQL keeps planned: each connection has them prepared when it sends them first.
 
-What a pass sends is short and joins many tables: it took PostgreSQL longer to read and to plan than to do. psycopg2
-sends text alone, so it is done by text: a statement that is marked by `prepare` goes out as ``EXECUTE``, the first
-time on a connection behind its ``PREPARE``, in the same message. Nobody else sees a difference: hooks and errors have
-the statement as it was written.
+What a pass sends is short and joins many tables: without this PostgreSQL takes longer to read and to plan it than to do
+it. psycopg2 sends text alone, so preparing is done by text: a statement that is marked by `prepare` goes out as
+``EXECUTE``, the first time on a connection behind its ``PREPARE``, in the same message. Nobody else sees a difference:
+hooks and errors have the statement as it was written.
 
 Where sessions are not ours (a pool that gives every transaction another one) statements go out as they are. A plan that
-the server refuses, because a table was altered so that the answer has other types, or does not know, because somebody
-has discarded it, is an error once (`is_outdated`): from then on every connection prepares its statements anew, so
-whoever may send again need only do so.
+the server refuses, because a table was altered so that the answer has other types, or does not know, because it was
+discarded, is an error once (`is_outdated`): from then on every connection prepares its statements anew, so that a
+caller that may send again need only do so.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from sqlalchemy import Engine, ExceptionContext, TextClause, event
 from opencue_sched.clients.postgres_sessions import Sessions
 
 _OPTION = "opencue_sched_prepared"
+"""The execution option of statements to prepare, and the key in a connection's ``info`` of what it has prepared."""
 _OUTDATED = ("0A000", "26000")
 """SQLSTATEs of a prepared statement whose answer has other types by now, and of one that is not there."""
 _CAN_BE_PREPARED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b")
+"""How the statements begin that PostgreSQL prepares."""
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+"""A parameter as psycopg2 writes it; its name is the first group."""
 _STATEMENTS_KEPT = 500
-"""Messages of which this process keeps how they are cut; there are some dozens."""
+"""How many messages this process remembers with their parts; there are some dozens."""
 
 REPLANNED_SECONDS = 60.0
 """How long plans are kept. One that was made when tables were next to empty might read too much of them when they have
 grown, until PostgreSQL analyses them: as long as that mostly takes, and for a thousandth of its time."""
 
 _numbers = count(1)
+"""Numbers for the names of prepared statements, each given once in this process."""
 
 
 def prepare(statement: TextClause) -> TextClause:
@@ -60,19 +64,25 @@ class _Part:
     name: str
     """The name of the prepared statement; empty for a statement that cannot be prepared."""
     execute: str
+    """What is sent once the statement is prepared, or the statement itself where it cannot be."""
     prepare: str = ""
+    """What prepares the statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
+    """What SQLAlchemy sends at once: one statement, or several with semicolons between."""
+
     parts: tuple[_Part, ...]
     names: frozenset[str]
+    """The names of the prepared statements."""
     known: str
-    """The message where all of it is prepared."""
+    """The text to send where all statements are prepared."""
 
 
 @lru_cache(maxsize=_STATEMENTS_KEPT)
 def _cut(message: str) -> _Message:
+    """The parts of a message. Cached, so that each statement keeps its name."""
     parts = tuple(_part(statement.strip()) for statement in message.split(";") if statement.strip())
     names = frozenset(part.name for part in parts if part.name)
     return _Message(parts, names, "; ".join(part.execute for part in parts))
@@ -80,6 +90,7 @@ def _cut(message: str) -> _Message:
 
 @lru_cache(maxsize=_STATEMENTS_KEPT)
 def _part(statement: str) -> _Part:
+    """A statement with a name, and the texts that prepare and execute it. Cached as messages are."""
     if not _CAN_BE_PREPARED.match(statement):
         return _Part("", statement)
     found = list(dict.fromkeys(_PARAMETER.findall(statement)))
@@ -95,6 +106,7 @@ class _Kept:
     """What a connection has prepared."""
 
     generation: int
+    """The generation of PreparedStatements in which the plans were made."""
     until: float
     """The moment at which the connection's plans are made anew, by the clock of PreparedStatements."""
     names: frozenset[str]
@@ -111,7 +123,8 @@ class PreparedStatements:
         self._sessions = sessions
         self._clock = clock
         self._generation = 1
-        """How often all plans were given up; two threads that do so at once do it once."""
+        """Grows when the plans of all connections are given up. Without a lock: two threads that do so at once may
+        count once or twice, and either way plans of an earlier generation are not used again."""
 
     def send(self, cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
         """SQLAlchemy's hook in place of the sending of a statement; whether it was sent."""
@@ -134,8 +147,8 @@ class PreparedStatements:
                 sent += [*give_up, part.prepare]
                 give_up = []
             sent.append(part.execute)
-        # Of a message that fails nobody knows how far it came: then the next one begins anew. By the generation `note`
-        # knows whether its plans were of today.
+        # Written before the message is sent: nobody knows how far a message came that fails, so the next one begins
+        # anew. `note` compares the generation, so that an error over plans of an earlier one gives up nothing.
         info[_OPTION] = _Kept(kept.generation, _OVER, frozenset())
         cursor.execute("; ".join(sent), parameters)
         info[_OPTION] = replace(kept, names=kept.names | message.names)

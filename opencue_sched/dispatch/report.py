@@ -11,18 +11,24 @@ from opencue_sched.domain.verdicts import LayerVerdict
 from opencue_sched.placement.plan_state import Plan
 
 LONGEST_ERROR = 500
-"""Characters of an error that an answer carries, and of a verdict's detail."""
+"""How many characters of an error an answer carries, and of a verdict's detail."""
 
 
 class PassEnd(StrEnum):
     """Why a pass ended (``scheduler_pass_terminated_reason_total``)."""
 
     BOOKED = "booked"
+    """Frames were booked."""
     SATURATED = "saturated"
+    """Frames wait, and none was booked."""
     NO_JOBS = "no_jobs"
+    """Nothing waits that may be booked."""
     QUERY_ERROR = "query_error"
+    """The pass failed: a store did, or the pass itself."""
     NOT_READY = "not_ready"
+    """The counters are not open for bookings."""
     CLAIM_LOST = "claim_lost"
+    """The claim ended before the pass did."""
 
 
 @dataclass(slots=True)
@@ -39,7 +45,9 @@ class PassReport:
     frames_booked: int = 0
     frames_launched: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
+    """How many bookings Redis refused, by the cap that was in the way (BookingRefused.table)."""
     losses: Counter[str] = field(default_factory=Counter)
+    """How many booked frames were not committed, by the reason of the error (BookingError.reason)."""
     verdicts: tuple[LayerVerdict, ...] = ()
     go_on: bool = False
     """Whether there is more to place right away: a bound ended the plan, or a host came free that some layer had
@@ -51,8 +59,8 @@ class PassReport:
     """The seconds from a frame's becoming eligible, once more after a retry, to the answer to the COMMIT, for each
     frame booked."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each step took that the pass came to: gather, plan, book, commit, launch (and settle); and ``total``.
-    The report of a pass's first cluster has them, for all of its clusters."""
+    """How long each step took that the pass came to: ``gather`` (follow what changed), ``plan``, ``book``, ``commit``,
+    ``launch`` (and settle); and ``total``. The report of a pass's first cluster has them, for all of its clusters."""
     error: str = ""
     commit_error: str = ""
     """Why PostgreSQL took nothing of the pass's plan; empty where it took a part, or there was nothing to commit."""

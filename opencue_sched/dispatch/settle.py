@@ -1,4 +1,4 @@
-"""What follows a launch: what runs is confirmed, what does not is undone, what is unknown is left alone.
+"""Settles launches: a proc that runs is confirmed, one that does not is undone, one of unknown outcome is left alone.
 
 Order of an undoing, and why: RQD first (the frame does not run there, confirmed while its proc is still ours), then
 PostgreSQL (proc gone, host idle restored, frame WAITING again), then the Redis ledger, then the word that the host
@@ -33,6 +33,7 @@ _KILL_REASON = "opencue-sched: the launch was not confirmed"
 
 
 NotLaunched = tuple[PlannedProc, RqdFailure]
+"""A proc that is not known to run, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SettleReport:
     launched: tuple[PlannedProc, ...]
     """Procs that run."""
     compensated: tuple[NotLaunched, ...]
-    """Procs that were given back: the frame waits again, or was taken over."""
+    """Procs that were undone: the frame waits again, or was taken over."""
     left_unknown: tuple[NotLaunched, ...]
     """Procs that are still booked, because RQD did not confirm that nothing runs, or PostgreSQL did not take the
     compensation. The reaper resolves them."""
@@ -55,8 +56,9 @@ def settle(
     committed: Sequence[PlannedProc],
     outcomes: Sequence[LaunchOutcome],
 ) -> SettleReport:
-    """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). The caller publishes
-    the hosts: what was undone is idle there again."""
+    """Settle committed procs by the outcomes of their launches, one per proc, in any order.
+
+    The caller publishes the hosts: what was undone is idle there again."""
     by_id = {proc.proc_id: proc for proc in committed}
     launched = [by_id[outcome.proc_id] for outcome in outcomes if outcome.error is None]
     failed = [(by_id[outcome.proc_id], outcome.error) for outcome in outcomes if outcome.error is not None]
@@ -64,7 +66,7 @@ def settle(
     unsure = [(proc, error) for proc, error in failed if error.outcome_unknown]
     ref_of = {outcome.proc_id: outcome.request.ref for outcome in outcomes}
 
-    # 1. RQD.
+    # 1. RQD. ``adopt``: a frame that turns out to run for its proc is kept, not killed.
     unsure, gone, left = _still_ours(engine, unsure)
     to_undo += gone
     confirmations = channels.each(
@@ -129,9 +131,9 @@ def _still_ours(
 
 
 def _undo_in_postgresql(engine: Engine, procs: Sequence[PlannedProc]) -> dict[str, str]:
-    """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
+    """Undo procs in one transaction, or in one per proc when that fails, so that one bad row holds back no other proc.
 
-    Returns the proc ids that could not be undone, or not surely, and why.
+    Returns the ids of the procs that were not undone, or not surely, and why.
     """
     if not procs:
         return {}

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 FRAMES_TO_RAISE_A_LAYER = 3
 """How many frames of a layer must have needed more memory before the layer itself asks for more."""
 MEMORY_FLOOR_KB = 262_144
-"""The least memory a layer asks for, and the margin the optimizer leaves above the most that was used."""
+"""The least memory that a layer asks for, and the margin above the most that was used, when the memory of a layer is
+lowered to what its frames used (``b_optimize``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Frame:
     failed_on: tuple[str, ...] = ()
     """The names of the hosts that the frame failed on lately."""
     others: bool = False
-    """Whether more hosts of the farm may take the frame than it failed on, in whichever shard: told where it failed on
-    any and hosts are divided among workers."""
+    """Whether more hosts of the farm may take the frame than it failed on, in whichever shard. Read only for a frame
+    that failed on a host, and only while hosts are divided among workers; else False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,16 @@ class BadLayer:
     why: str
     """One sentence for an operator."""
     version: str
-    """Another text once the rows may have been mended."""
+    """The version of the layer's rows: once it is another text, the rows may have been mended."""
 
 
 def memory_slices(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:
-    """Divide a layer by the amounts of memory that its frames ask for: a layer for each amount, the most first, with
-    these frames and how many of them wait. Nearly always the layer itself."""
+    """Divide a layer by the amounts of memory that its frames ask for.
+
+    Returns a slice for each amount, the most first: the layer with that memory, those of ``frames`` that ask for it,
+    and how many frames of the slice wait. Of the ``waiting`` frames those that were not read count in the last slice,
+    as frames that ask for no more than the layer. Nearly always the layer itself is the only slice.
+    """
     waiting = max(waiting, len(frames))
     if not any(frame.memory_kb for frame in frames):
         return ((layer, frames, waiting),)

@@ -1,8 +1,9 @@
-"""Moves finished jobs to the history tables after a time, in a database that opencue-sched made. Cuebots do so, too.
+"""Moves finished jobs to the history tables after a time, in a database that opencue-sched made, as Cuebots do in
+theirs.
 
-In portions, a transaction each. All of its locks are on rows of jobs that are over, so no pass and no completion waits
-for one. Between two portions it pauses for as long as the portion took, which leaves PostgreSQL to the others. A
-process may end between any two: what is left is for the next.
+A run moves jobs in portions, each in a transaction. All locks are on rows of jobs that are over, so no pass and no
+completion waits for one. After each portion the run pauses for as long as the portion took, which leaves PostgreSQL to
+others. A process may end between two portions: the next run goes on with what is left.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ FRAMES_PER_PORTION = 500
 """How many frames one transaction deletes at most: in some 50 ms beside a farm at work, on two cores."""
 
 MOST_LOOKED_AT = 10_000
-"""Jobs that one run finds to be due, by reading all jobs once: more than it moves."""
+"""How many jobs one run finds to be due at most, by reading all jobs once: more than it moves."""
 
 MOVE_SECONDS = 20.0
-"""No portion is begun later than this after the first; the next run goes on with the rest."""
+"""How long after its first portion a run begins further ones; the next run goes on with what is left."""
 
 LOCK_WAIT_MILLISECONDS = 100
-"""A portion gives up when somebody holds rows of its jobs for longer: a person who retries frames, say."""
+"""How long a portion waits for rows of its jobs that another transaction holds: one that retries frames, say."""
 
 _OF_A_JOB = (Failure.ROWS, Failure.HOST, Failure.BUSY, Failure.REPEAT)
-"""What the rows of a job, or somebody at work on them, can make a portion fail with."""
+"""The failures of a portion that the rows of a job can cause, or another transaction on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def move_finished_jobs(
     stopping: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> Moved:
-    """Move the jobs in ``scope`` that finished ``after_seconds`` ago or more; none on the day of the upgrade. Any
-    number of processes may, each job is moved once.
+    """Move the jobs in ``scope`` that finished ``after_seconds`` ago or more. None is moved in the first day after the
+    upgrade, or after a Cuebot last moved some. Any number of processes may do this: each job is moved once.
 
     ``stopping`` says whether the process is to end, ``pause`` waits so many seconds between two portions.
     """
@@ -96,7 +97,7 @@ def move_finished_jobs(
         alone = max(alone - 1, 0)
         if not gone and not deleted:
             continue
-        # What did not fit, and a large job, of which more frames are left.
+        # Jobs that did not fit into the portion come again, and a large job that has frames left.
         left = [*(job.id for job in due if job.id not in gone), *left]
         jobs, frames, portions = jobs + len(gone), frames + deleted, portions + 1
         pause(time.monotonic() - began)
@@ -106,8 +107,8 @@ def move_finished_jobs(
 
 
 def _portion(due: Sequence[Row[Any]]) -> dict[str, str]:
-    """The jobs that the next transaction moves, id -> name: the first of those that are ``due``, as many as it takes. A
-    first job that is too large goes alone."""
+    """The names by id of the jobs that the next transaction moves: the first of ``due``, as many as fit. A first job
+    that is too large for a portion goes alone, in several."""
     sizes = accumulate(job.size for job in due)
     fitting = [job for job, size in zip(due, sizes, strict=True) if size <= FRAMES_PER_PORTION]
     return {job.id: job.name for job in fitting or due[:1]}

@@ -24,16 +24,17 @@ RECOVERED_PER_CALL = 500
 
 
 def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:
-    """One bounded pass over jobs, then over dependencies, a transaction each; how many ``depends`` were satisfied,
-    ``freed_frames`` by that, and ``finished_jobs``. Safe at any time, anywhere.
+    """Finish stuck jobs, then satisfy stuck dependencies, a bounded number of each, in a transaction each.
 
-    A dependency is in ``scope`` when the job that waits is.
+    Returns how many ``depends`` were satisfied, how many frames that freed (``freed_frames``), and ``finished_jobs``.
+    Any number of processes may do this at any time, also beside a Cuebot. A dependency is in ``scope`` when the job
+    that waits is.
     """
     find = partial(depends.find_stuck, done=satisfying_states(settings), limit=RECOVERED_PER_CALL, scope=scope)
     with engine.begin() as connection:
         jobs = find(connection, depends.STUCK_JOBS)
         release.lock_counters(connection, Counters(("job", job_id) for job_id in jobs))
-        # Again under the locks: what was retried meanwhile is left alone.
+        # Looked for again under the locks: a job whose frames were retried meanwhile is left alone.
         finished = depends.finish_jobs(connection, jobs and find(connection, depends.STUCK_JOBS, among=jobs))
     # After the jobs, for the dependencies on jobs that were finished just now.
     with engine.begin() as connection:

@@ -1,7 +1,7 @@
-"""The rows that a licence server's report makes: who holds a limit, and when that was asked.
+"""The rows that a licence server's report makes: who holds a limit, and when the server was asked.
 
-Where there is no Cuebot: one of V49 takes such reports itself. What a report changes is written at once with its time,
-and the limit's row is written last: its trigger waits for the commits of bookings that are under way.
+Written only where there is no Cuebot: one of V49 takes such reports itself. The holders are written first, and the
+limit's row last, because its trigger waits for the commits of bookings that are under way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOO_EARLY_SECONDS = 5
 
 # Whether the schema keeps what licence servers report.
 _HAS_HOLDERS = text("SELECT to_regclass('limit_host') IS NOT NULL")
-# When a report was asked for, by its own clock but never later than the database's.
+# The time at which a licence server was asked, by the reporter's clock but never later than the database's.
 _MOMENT = text("SELECT least(CAST(:asked AS timestamptz), clock_timestamp())")
 # The limits of these names, locked: of two reports the second one waits here, and sees what the first one wrote.
 _LOCK = text(
@@ -33,8 +33,8 @@ _LOCK = text(
      ORDER BY pk_limit_record FOR NO KEY UPDATE
     """  # noqa: S608 - only our own constant
 )
-# What a report says, a row for each limit and machine. Of several names that become equal, the one with the most tokens
-# counts.
+# What a report says, a row for each limit and machine. Of several names that are one machine's (NAME_ON_HOST cuts the
+# domain and ignores case), the one with the most tokens counts.
 _SAID = f"""
     SELECT DISTINCT ON (pk_limit_record, str_host_name) said.*
       FROM (SELECT limit_id AS pk_limit_record, {NAME_ON_HOST.format(name="host")} AS str_host_name,
@@ -78,7 +78,7 @@ _STAMP = text(
 
 
 def has_holders(connection: Connection) -> bool:
-    """Whether the database has the table of who holds limits."""
+    """Whether the database has the table of the holders of limits."""
     return bool(connection.scalar(_HAS_HOLDERS))
 
 
@@ -89,8 +89,12 @@ def not_later_than_now(connection: Connection, asked_at: datetime) -> datetime:
 
 
 def lock_limits(connection: Connection, names: Collection[str], asked_at: datetime) -> list[Row[Any]]:
-    """Lock the limits of these names: ``id``, ``name``, ``reported_at`` of the last report, and what is to become of
-    one that was ``asked_at`` (``outcome``): ``taken``, ``early``, or ``late``, since a later one came first."""
+    """Lock the limits of these names and judge a report of them, for which the licence server was asked at
+    ``asked_at``.
+
+    A row has ``id``, ``name``, ``reported_at`` of the last report, and the ``outcome`` of this one: ``taken``,
+    ``early`` (too soon after the last), or ``late`` (the last one is of a later time).
+    """
     return list(connection.execute(_LOCK, {"names": sorted(names), "asked": asked_at}))
 
 
@@ -101,8 +105,8 @@ def replace_holders(
     asked_at: datetime,
     source: str | None,
 ) -> None:
-    """Write ``holders`` (limit id, name of a machine, tokens, user) as all holders of these limits. Lock the limits
-    first."""
+    """Write ``holders`` (limit id, name of a machine, tokens, user) as all holders of these limits. The caller has
+    locked the limits (lock_limits)."""
     fields = ("limit_id", "host", "tokens", "user")
     rows = json.dumps([dict(zip(fields, holder, strict=True)) for holder in holders])
     ids = sorted(limit_ids)

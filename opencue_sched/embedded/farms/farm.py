@@ -4,7 +4,8 @@ Jobs are put in the way Cuebot does: rows first with frames in SETUP, dependenci
 frames to WAITING (or DEPEND) and writes the counters. Everything is set-based, so thousands of frames take one
 statement per table. The caller owns the transaction.
 
-The SQL here writes test data only; what the scheduler itself runs is in ``opencue_sched.store``.
+The SQL here writes test data only; what the scheduler itself runs is in ``opencue_sched.store``. Of a dependency,
+``er`` is the side that waits (OpenCue's depend_er), and ``on`` the side that it waits for.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class Farm:
         return f"{prefix}{self._serial:04d}"
 
     def named(self, table: str, key: str, name: str, **row: Any) -> str:
-        """Id of the row of ``table`` called ``name``; it is inserted, with ``row``, if there is none."""
+        """Get or create: the id of the row of ``table`` called ``name``, which is inserted, with ``row``, if there is
+        none."""
         found = self.connection.execute(
             text(f"SELECT {key} FROM {table} WHERE str_name = :name ORDER BY {key}"),  # noqa: S608 - names are ours
             {"name": name},
@@ -147,6 +149,7 @@ class Farm:
         return AllocIds(self.named("alloc", "pk_alloc", name, **row), name, tag, facility_id)
 
     def default_alloc(self) -> AllocIds:
+        """The allocation of hosts that name none, made if need be."""
         if self._default_alloc is None:
             self._default_alloc = self.alloc()
         return self._default_alloc
@@ -173,6 +176,7 @@ class Farm:
         return ShowIds(show_id, name, root, dept_id)
 
     def default_show(self) -> ShowIds:
+        """The show of jobs that name none, made if need be."""
         if self._default_show is None:
             self._default_show = self.show("show")
             self.subscription(self._default_show, self.default_alloc(), size=100_000)
@@ -397,15 +401,17 @@ class Farm:
 
 
 def centicores(cores: float) -> int:
-    """Cores to centicores; the sentinel -1 stays -1."""
+    """The centicores of some cores; -1, which is no cap, stays -1."""
     return UNLIMITED if cores == UNLIMITED else round(cores * CENTICORES_PER_CORE)
 
 
 def kilobytes(gigabytes: float) -> int:
+    """The KB of some GB."""
     return round(gigabytes * KB_PER_GB)
 
 
 def host_row(spec: HostSpec, ids: HostIds, tags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of host."""
     idle_cores = spec.cores if spec.idle_cores is None else spec.idle_cores
     idle_memory = spec.memory_gb if spec.idle_memory_gb is None else spec.idle_memory_gb
     return {
@@ -428,6 +434,7 @@ def host_row(spec: HostSpec, ids: HostIds, tags: Sequence[Mapping[str, Any]]) ->
 
 
 def host_stat_row(spec: HostSpec, ids: HostIds, stat_id: str) -> dict[str, Any]:
+    """The columns of host_stat."""
     free = spec.memory_gb if spec.free_memory_gb is None else spec.free_memory_gb
     pinged = datetime.now(UTC) - timedelta(seconds=spec.ping_age)
     return {
@@ -449,6 +456,7 @@ def host_stat_row(spec: HostSpec, ids: HostIds, stat_id: str) -> dict[str, Any]:
 
 
 def job_row(spec: JobSpec, ids: JobIds, facility_id: str) -> dict[str, Any]:
+    """The columns of job."""
     return {
         "pk_job": ids.id,
         "pk_folder": ids.folder_id,
@@ -471,6 +479,7 @@ def job_row(spec: JobSpec, ids: JobIds, facility_id: str) -> dict[str, Any]:
 
 
 def job_resource_row(spec: JobSpec, ids: JobIds) -> dict[str, Any]:
+    """The caps and priority of a job, by the names that _JOB_RESOURCES has for them."""
     return {
         "job": ids.id,
         "min_cores": centicores(spec.min_cores),
@@ -481,6 +490,7 @@ def job_resource_row(spec: JobSpec, ids: JobIds) -> dict[str, Any]:
 
 
 def layer_row(spec: LayerSpec, job: JobIds, position: int) -> dict[str, Any]:
+    """The columns of layer."""
     return {
         "pk_layer": job.layers[position].id,
         "pk_job": job.id,
@@ -506,6 +516,7 @@ def layer_row(spec: LayerSpec, job: JobIds, position: int) -> dict[str, Any]:
 
 
 def frame_rows(spec: LayerSpec, job: JobIds, position: int) -> list[dict[str, Any]]:
+    """The columns of frame, for each frame of a layer."""
     layer = job.layers[position]
     return [
         {

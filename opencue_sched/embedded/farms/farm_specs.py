@@ -88,7 +88,7 @@ class HostSpec:
     """Whether the host has an ALLOC tag: its allocation's."""
     os: str = "linux"
     thread_mode: int = 0
-    """0 AUTO, 1 ALL, 2 VARIABLE."""
+    """The number of a ThreadMode: 0 AUTO, 1 ALL, 2 VARIABLE."""
     lock: str = "OPEN"
     state: str = "UP"
     ping_age: float = 0
@@ -103,7 +103,7 @@ class LayerSpec:
     """How many frames the layer has. They are numbered from 1 in steps of ``chunk``, unless ``numbers`` says
     otherwise."""
     cores: float = 1
-    """Zero or below as in OpenCue: the whole host, or all but so many."""
+    """The least cores of a frame. As in OpenCue, 0 is the whole host, and -2 all of its cores but two."""
     cores_max: float = 0
     memory_gb: float = 1
     gpus: int = 0
@@ -113,13 +113,17 @@ class LayerSpec:
     type: str = "RENDER"
     command: str = "echo #IFRAME#"
     range: str | None = None
+    """The text of layer.str_range; None: as ``frames``, ``chunk`` and ``numbers`` have it."""
     chunk: int = 1
     numbers: Sequence[int] | None = None
+    """The numbers of the frames, in place of ``frames`` and ``chunk``."""
     threadable: bool = True
     services: str = "default"
     optimize: bool = True
     timeout: int = 0
+    """Minutes; 0 is no time-out."""
     timeout_llu: int = 0
+    """Minutes without a new line in the log; 0 is no time-out."""
     limits: Sequence[str] = ()
     """Ids of limits."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -151,7 +155,7 @@ class JobSpec:
     max_cores: float = 10_000
     """The enforced cap (job_resource); -1 and 0 are written as they are."""
     max_gpus: int = 1000
-    """Likewise."""
+    """The enforced cap of GPUs, written as it is."""
     min_cores: float = 1
     os: str | None = "linux"
     paused: bool = False
