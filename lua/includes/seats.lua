@@ -4,9 +4,10 @@
 -- Needs includes/ledger, and may_read: so many counters of machines may be read.
 
 -- Whether a machine has confirmed frames. By frames in flight alone it counts and does not hold a limit: those may have been
--- accepted before the maximum was lowered, or artists came, and are not committed then. The oldest is in flight least often.
+-- accepted before the maximum was lowered, or artists came, and are not committed then. The oldest are in flight least often,
+-- and more are not read: a machine on which so many are in flight holds nothing until one of them is committed.
 local function runs_there(limit, machine)
-  for _, id in ipairs(try('ZRANGE', 'acct:started:' .. limit .. '@' .. machine, 0, -1)) do
+  for _, id in ipairs(try('ZRANGE', 'acct:started:' .. limit .. '@' .. machine, 0, 9)) do
     if string.sub(call('HGET', LEDGER, id) or '', 1, 4) == '1|C|' then return true end
   end
 end

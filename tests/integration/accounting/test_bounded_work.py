@@ -193,6 +193,26 @@ def test_booking_where_far_more_machines_hold_limits_than_may(store: Store, epoc
     assert [int(answer[0]) for answer in answers] == [number < MACHINES // 2 for number in range(MACHINES)]
 
 
+def test_booking_beside_hundreds_of_frames_in_flight_on_its_machine(store: Store, epoch: Epoch, send: Sender) -> None:
+    # given a limit that one machine holds, and 500 frames under it in flight on another, when only one may from now on
+    store.seats("houdini", 2)
+    vertices = Vertices("", "", "", "", "", "", ("houdini",))
+    frames = [Booking(f"p{number}", vertices, 1, machine="host") for number in range(500)]
+    holding = Booking("holding", vertices, 1, machine="other")
+    force(store.ledger, [holding, *frames])
+    store.ledger.settle([holding])
+    store.seats("houdini", 1)
+
+    def started(proc_id: str) -> bool:
+        more = Booking(proc_id, vertices, 1, machine="host")
+        return bool(int(send([scripts.book_call(epoch.text, "check", more, "me")])[0][0]))
+
+    # then another is refused, since nothing says that they will run, and goes on once one of them does
+    assert not started("early")
+    store.ledger.settle(frames[:1])
+    assert started("late")
+
+
 def test_the_ledger_goes_on_with_what_calls_have_left(store: Store, epoch: Epoch) -> None:
     bookings = [on_machines(number) for number in range(PROCS)]
     store.ledger.settle(bookings)
