@@ -407,8 +407,7 @@ class Backlog:
         cluster = clusters[0]
         with self._lock:
             show = self._shows[cluster.facility_id, cluster.show_id]
-            tags = frozenset(tag for claimed in clusters for tag in claimed.tags)
-            return BacklogWork(self, show, tuple(clusters), tags, own, now, place, left_alone)
+            return BacklogWork(self, show, tuple(clusters), own, now, place, left_alone)
 
     def set_aside(self, now: float) -> Counter[str]:
         """How many layers are not planned for each reason in SET_ASIDE. ``now``: epoch seconds of the database."""
@@ -591,7 +590,6 @@ class BacklogWork:
         backlog: Backlog,
         show: _Show,
         clusters: tuple[Cluster, ...],
-        tags: frozenset[str],
         own: frozenset[int],
         now: float,
         place: float,
@@ -600,7 +598,7 @@ class BacklogWork:
         self._backlog = backlog
         self._show = show
         self._clusters = clusters
-        self._tags = tags
+        self._tags = frozenset(tag for cluster in clusters for tag in cluster.tags)
         self._own = own
         self._now = now
         self._left_alone = left_alone

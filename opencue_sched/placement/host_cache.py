@@ -73,6 +73,25 @@ _class_of = attrgetter(
 """The class of a host: what it is when nothing runs on it."""
 
 
+class HostGroups(NamedTuple):
+    """The hosts of a facility's shard that have one of some tags."""
+
+    facility_id: str
+    tags: Sequence[str]
+    shard: str = ""
+
+
+class HostOrder(NamedTuple):
+    """The order in which hosts are preferred for a layer."""
+
+    strategy: HostBookingStrategy = HostBookingStrategy()
+    known_to: str | None = None
+    """The id of a layer: hosts that run or ran it come before all others, whatever the strategy's order."""
+    score: Callable[[Host], float] | None = None
+    """Among the others the host with the lowest score is preferred, out of the first SCORED_CANDIDATES that are
+    accepted in the strategy's order; of equal ones the first."""
+
+
 class Census(NamedTuple):
     """What hosts there are with some tags."""
 
@@ -471,29 +490,24 @@ class HostCache:
 
     def find(
         self,
-        facility_id: str,
-        tags: Sequence[str],
+        groups: HostGroups,
         need: Resources,
-        strategy: HostBookingStrategy,
+        order: HostOrder,
         accept: Accept,
         *,
-        shard: str = "",
         allocs: Collection[str] | None = None,
-        score: Callable[[Host], float] | None = None,
-        known_to: str | None = None,
         only: Collection[str] | None = None,
     ) -> Host | None:
-        """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
+        """The first host of the groups, in this order, that has ``need`` idle and that ``accept`` agrees to, or None.
 
         ``allocs``: hosts of other allocations are left out without a look at them. ``only``: ids, all other hosts are
-        left out. ``known_to``: hosts that run or ran this layer come before all others, whatever the strategy's order.
-        ``score``: among the others the host with the lowest score is taken, out of the first SCORED_CANDIDATES that
-        ``accept`` agrees to in the strategy's order; of equal ones the first.
+        left out, and no layer is known to these.
         """
+        strategy, known_to, score = order
         with self._lock:
             indexes = [
                 index
-                for group in self._groups_with(facility_id, shard, tags)
+                for group in self._groups_with(groups)
                 for alloc_id, index in group.by_alloc.items()
                 if allocs is None or alloc_id in allocs
             ]
@@ -518,7 +532,8 @@ class HostCache:
         ``most``."""
         with self._lock:
             counted, total = set[str](), 0
-            groups = (self._groups_with(cluster.facility_id, cluster.shard, cluster.tags) for cluster in clusters)
+            asked = (HostGroups(cluster.facility_id, cluster.tags, cluster.shard) for cluster in clusters)
+            groups = map(self._groups_with, asked)
             for index in (index for group in dict.fromkeys(chain(*groups)) for index in group.by_alloc.values()):
                 for host_id, cores in index.idle_cores():
                     if total >= most:
@@ -570,18 +585,18 @@ class HostCache:
                 host for host in self._draining.values() if host.reservation and host.reservation.layer_id == layer_id
             ]
 
-    def census(self, facility_id: str, tags: Sequence[str], shard: str = "") -> Census:
-        """What hosts there are in the shard, for a need that found none. Costs as much as there are classes of hosts:
+    def census(self, groups: HostGroups) -> Census:
+        """What hosts there are in the groups, for a need that found none. Costs as much as there are classes of hosts:
         ask once for each failed need and pass."""
         with self._lock:
-            groups = self._groups_with(facility_id, shard, tags)
+            found = self._groups_with(groups)
             by_class: defaultdict[_HostClass, list[set[str]]] = defaultdict(list)
-            for host_class, ids in (kind for group in groups for kind in group.classes.items()):
+            for host_class, ids in (kind for group in found for kind in group.classes.items()):
                 by_class[host_class].append(ids)
             merged = (ids[0] if len(ids) == 1 else set[str]().union(*ids) for ids in by_class.values())
             kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in merged]
             away = ((host, why) for _, host, why in self._refused.values() if host is not None)
-            refused = tuple(why for host, why in away if not set(groups).isdisjoint(self._groups_of(host)))
+            refused = tuple(why for host, why in away if not set(found).isdisjoint(self._groups_of(host)))
             return Census(kinds, refused)
 
     # Inside; under the lock
@@ -612,9 +627,9 @@ class HostCache:
             if part.facility_id == host.facility_id and bucket in part.buckets:
                 yield from (part.groups[tag] for tag in host.tags if tag in part.groups)
 
-    def _groups_with(self, facility_id: str, shard: str, tags: Iterable[str]) -> list[_Group]:
-        part = self._parts.get((facility_id, shard))
-        return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
+    def _groups_with(self, groups: HostGroups) -> list[_Group]:
+        part = self._parts.get((groups.facility_id, groups.shard))
+        return [] if part is None else [part.groups[tag] for tag in groups.tags if tag in part.groups]
 
     def _take_over(self, host: Host, read_at: float, *, running_read: bool) -> bool:
         """Take over a host as a read that began at ``read_at`` found it; returns whether it changed."""

@@ -27,7 +27,7 @@ from opencue_sched.domain.jobs import Frame, Job, Layer, memory_slices
 from opencue_sched.domain.plans import Draw, PlannedProc, Snapshot, Waiting
 from opencue_sched.domain.verdicts import LayerVerdict, Shortage, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom, Where
-from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.placement.host_cache import Census, HostCache, HostGroups, HostOrder
 from opencue_sched.placement.plan_state import LayerState, Plan, Reach, ShowState
 from opencue_sched.placement.policies import Refusal, Score
 from opencue_sched.placement.policies.order import Shares, Use
@@ -112,7 +112,7 @@ class Planner:
         """Needs that no host takes but such as another plan of this process is booking."""
         # What was found out once, for layers that ask the same.
         self._shortages: dict[tuple[str, str, Search, frozenset[str]], Refusal] = {}
-        self._census: dict[tuple[str, tuple[str, ...]], Census] = {}
+        self._census: dict[HostGroups, Census] = {}
         self._able: dict[tuple[str, str, Search, frozenset[str]], int] = {}
         """How many hosts could take a frame if nothing ran there."""
 
@@ -598,15 +598,9 @@ class Planner:
         """Look at no more layers with these tags where no host has what the most modest of them needs."""
         least, cluster = show.work.least_need(reach.tags), show.work.clusters[0]
         allocs = self.headroom.open_allocs(cluster.show_id, least.cores)
-        host = self.pool.find(
-            cluster.facility_id,
-            reach.tags,
-            least,
-            self.policy.queue.host_booking_strategy,
-            lambda _host: True,
-            shard=cluster.shard,
-            allocs=allocs,
-        )
+        groups = HostGroups(cluster.facility_id, reach.tags, cluster.shard)
+        order = HostOrder(self.policy.queue.host_booking_strategy)
+        host = self.pool.find(groups, least, order, lambda _host: True, allocs=allocs)
         if host is None:
             reach.closed, reach.nothing_idle = True, [least]
             if not allocs:
@@ -625,16 +619,17 @@ class Planner:
         if seat_score is not None and strategy.core_saturation:
             # A few hosts are scored, the first in this order: of the best fits none may take more than a frame.
             strategy = strategy.model_copy(update={"core_saturation": False})
-        return self.pool.find(
-            state.cluster.facility_id,
-            state.search.tags,
-            state.search.need,
+        order = HostOrder(
             strategy,
-            partial(self._accepts, state, apart),
-            shard=state.cluster.shard,
-            allocs=state.open_allocs,
-            score=seat_score or (partial(self._cost, state, score) if score else None),
             known_to=state.layer.id if queue.locality and seat_score is None else None,
+            score=seat_score or (partial(self._cost, state, score) if score else None),
+        )
+        return self.pool.find(
+            HostGroups(state.cluster.facility_id, state.search.tags, state.cluster.shard),
+            state.search.need,
+            order,
+            partial(self._accepts, state, apart),
+            allocs=state.open_allocs,
             only=only,
         )
 
@@ -762,10 +757,10 @@ class Planner:
         return reason
 
     def _census_of(self, cluster: Cluster, tags: tuple[str, ...]) -> Census:
-        asked = cluster.facility_id, tags
-        if asked not in self._census:
-            self._census[asked] = self.pool.census(*asked, cluster.shard)
-        return self._census[asked]
+        groups = HostGroups(cluster.facility_id, tags, cluster.shard)
+        if groups not in self._census:
+            self._census[groups] = self.pool.census(groups)
+        return self._census[groups]
 
     def _over_share(self, state: LayerState, reason: Refusal) -> Refusal:
         """``reason``, or OVER_SHARE where hosts are busy because the show uses more than its size and a show that uses

@@ -12,8 +12,8 @@ from opencue_sched.coordination import change_log
 from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
+from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
+from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_buckets, fetch_groups, fetch_hosts_by_id
 
 KEY = "cue:hosts:changed"
@@ -278,10 +278,9 @@ class Worker:
         """Idle cores of every bookable host by name."""
         seen: dict[str, int] = {}
         self.cache.find(
-            self.facility_id,
-            ["general"],
+            HostGroups(self.facility_id, ["general"]),
             ONE_CORE,
-            HostBookingStrategy(),
+            HostOrder(),
             lambda host: seen.__setitem__(host.name, host.idle_cores) or False,  # type: ignore[func-returns-value]
         )
         return seen
@@ -289,7 +288,7 @@ class Worker:
     def book(self, proc_id: str, cores: int) -> str:
         """Plan, commit and publish one proc; its host's id."""
         need = Resources(cores, 0, 0, 0)
-        host = self.cache.find(self.facility_id, ["general"], need, HostBookingStrategy(), lambda _: True)
+        host = self.cache.find(HostGroups(self.facility_id, ["general"]), need, HostOrder(), lambda _: True)
         assert host is not None
         assert self.cache.take(host, {proc_id: Resources(cores, 0)})
         take_cores(self.engine, host.id, cores)

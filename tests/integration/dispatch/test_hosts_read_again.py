@@ -11,7 +11,8 @@ from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
-from opencue_sched.settings import HostBookingStrategy, Settings
+from opencue_sched.placement.host_cache import HostGroups, HostOrder
+from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from tests.kit.frozen_clock import Clock
 from tests.kit.gathering import cluster_of, rows_read
@@ -55,7 +56,7 @@ def feed(
 
 def frames_there(feed: HostFeed, cluster: Cluster) -> int:
     """How many frames run on the host, by what the worker knows."""
-    host = feed.cache.find(cluster.facility_id, cluster.tags, make_need(1), HostBookingStrategy(), lambda _: True)
+    host = feed.cache.find(HostGroups(cluster.facility_id, cluster.tags), make_need(1), HostOrder(), lambda _: True)
     assert host is not None
     return sum(host.running.values())
 

@@ -15,8 +15,8 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
-from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
+from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
+from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
 from tests.kit.values import make_host, make_need, take
 
@@ -65,7 +65,8 @@ def read_again(cache: HostCache, own: frozenset[int] = ALL_BUCKETS) -> list[Host
 
 def find(cache: HostCache, cores: int = 1, **options: Any) -> Host | None:
     accept = options.pop("accept", lambda _: True)
-    return cache.find("fac", ["general"], make_need(cores), HostBookingStrategy(), accept, **options)
+    groups = HostGroups("fac", ["general"], options.pop("shard", ""))
+    return cache.find(groups, make_need(cores), HostOrder(score=options.pop("score", None)), accept, **options)
 
 
 def must_find(cache: HostCache, cores: int = 1, **options: Any) -> Host:
@@ -388,7 +389,7 @@ class TestReadingAgain:
         cache.reread()
 
         assert len(farm.queries) == 3
-        assert cache.find("fac", ["other"], make_need(), HostBookingStrategy(), lambda _: True) is not None
+        assert cache.find(HostGroups("fac", ["other"]), make_need(), HostOrder(), lambda _: True) is not None
 
     def test_nothing_is_read_again_where_nothing_was_asked_for(self, clock: Clock) -> None:
         farm = Farm(make_host())
@@ -518,7 +519,7 @@ class TestShards:
         assert cache.take(mine, {"p1": take(8)})
 
         assert (found(cache, "one"), found(cache, "two")) == (of("one") - {mine.id}, of("two"))
-        assert cache.census("fac", ["general"], "two").kinds[0][1] == len(of("two"))
+        assert cache.census(HostGroups("fac", ["general"], "two")).kinds[0][1] == len(of("two"))
 
     def test_changes_of_hosts_of_other_shards_need_not_be_read(self, clock: Clock) -> None:
         _, cache = self.cache(clock)
@@ -806,7 +807,7 @@ class TestGoneAndInvalidated:
         cache = make_cache(farm, clock)
 
         def refused(tag: str = "general") -> tuple[str, ...]:
-            return cache.census("fac", [tag]).refused
+            return cache.census(HostGroups("fac", [tag])).refused
 
         cache.invalidate("h1", cooldown_seconds=5, why="no answer")
         cache.invalidate("h1", cooldown_seconds=5, why="not sent: no answer before")

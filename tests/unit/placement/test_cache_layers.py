@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from opencue_sched.domain.hosts import Host
-from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache
-from opencue_sched.settings import HostBookingStrategy
+from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache, HostGroups, HostOrder
 from tests.kit.values import make_host, make_need, take
 from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find
 
@@ -108,14 +107,7 @@ class TestKnown:
         tag: str = "general",
         accept: Accept = lambda _: True,
     ) -> str:
-        host = cache.find(
-            "fac",
-            [tag],
-            make_need(cores),
-            HostBookingStrategy(),
-            accept,
-            known_to=known_to,
-        )
+        host = cache.find(HostGroups("fac", [tag]), make_need(cores), HostOrder(known_to=known_to), accept)
         return "" if host is None else host.id
 
     def test_a_host_that_runs_the_layer_comes_first_wherever_the_strategy_ranks_it(self, clock: Clock) -> None:

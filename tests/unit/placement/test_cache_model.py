@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencue_sched.domain.hosts import Host
-from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
+from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
+from opencue_sched.settings import HostCacheSettings
 from tests.kit.values import make_host, make_need, take
 
 CORES = 6
@@ -72,7 +72,7 @@ class Model:
             seen[host.id] = host.idle_cores
             return False
 
-        self.cache.find("fac", ["general"], make_need(1), HostBookingStrategy(), look)
+        self.cache.find(HostGroups("fac", ["general"]), make_need(1), HostOrder(), look)
         return seen
 
     def pick(self, which: int, *states: str) -> Proc | None:
@@ -84,7 +84,7 @@ class Model:
 
     def plan(self, which: int) -> None:
         cores = 1 + which
-        host = self.cache.find("fac", ["general"], make_need(cores), HostBookingStrategy(), lambda _: True)
+        host = self.cache.find(HostGroups("fac", ["general"]), make_need(cores), HostOrder(), lambda _: True)
         if host is not None:
             self.numbers += 1
             proc = Proc(f"p{self.numbers}", host.id, cores)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.hosts import Host, Resources
-from opencue_sched.placement.host_cache import HostCache
+from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.kit.values import make_host, make_need
 
@@ -40,7 +40,12 @@ def candidates(
 ) -> list[str]:
     """Every host in the order in which a search looks at them."""
     seen: list[str] = []
-    cache.find("fac", tags, need, strategy, lambda host: bool(seen.append(host.id)), allocs=allocs)  # type: ignore[func-returns-value]
+
+    def look(host: Host) -> bool:
+        seen.append(host.id)
+        return False
+
+    cache.find(HostGroups("fac", tags), need, HostOrder(strategy), look, allocs=allocs)
     return seen
 
 
@@ -105,8 +110,8 @@ def test_a_host_that_lost_a_tag_or_moved_leaves_nothing_behind() -> None:
     assert found(groups, "a") == []
     assert found(groups, "b", allocs={"x"}) == []
     assert found(groups, "b", allocs={"y"}) == ["h1"]
-    assert not groups.census("fac", ["a"]).kinds
-    census = groups.census("fac", ["a", "b"])
+    assert not groups.census(HostGroups("fac", ["a"])).kinds
+    census = groups.census(HostGroups("fac", ["a", "b"]))
     assert [host.alloc_id for host, _ in census.kinds] == ["y"]
 
 
@@ -116,12 +121,12 @@ def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
 
     put(groups, rebuilt)
 
-    assert groups.census("fac", ["a"]).kinds == [(rebuilt, 1)]
+    assert groups.census(HostGroups("fac", ["a"])).kinds == [(rebuilt, 1)]
 
 
 def test_a_survey_counts_a_host_with_two_of_the_tags_once() -> None:
     host = make_host("h1", tags=frozenset({"a", "b"}))
     groups = groups_of(host, make_host("h2", tags=frozenset({"b"})))
 
-    ((kind, count),) = groups.census("fac", ["a", "b"]).kinds
+    ((kind, count),) = groups.census(HostGroups("fac", ["a", "b"])).kinds
     assert (kind.total_cores, count) == (host.total_cores, 2)
