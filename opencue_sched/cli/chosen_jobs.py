@@ -16,7 +16,7 @@ from opencue_sched.cli.deferred import who_and_why
 from opencue_sched.cli.inputs import JOB, SHOW, Body, ask_first, current_user
 from opencue_sched.cli.output import Columns, Done
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import jobs
@@ -59,7 +59,7 @@ def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callabl
             if filtered:
                 chosen = _found(engine, columns, show_id=show and show.id, user=user, part=part)
             if not yes and (asks or filtered):
-                named = counted(len(chosen), "job") if filtered else ", ".join(job.name for job in chosen)
+                named = plural(len(chosen), "job") if filtered else ", ".join(job.name for job in chosen)
                 ask_first(f"{verb} {named}?")
             return function(engine, chosen=chosen, **given)
 
@@ -94,7 +94,7 @@ def commenting(job_id: str, verb: str, reason: str | None, *, of_frames: bool = 
     comment_id = str(uuid.uuid4())
 
     def note(connection: Connection, frame_ids: Collection[str]) -> None:
-        did = f"{counted(len(set(frame_ids)), 'frame')} {verb}" if of_frames else verb
+        did = f"{plural(len(set(frame_ids)), 'frame')} {verb}" if of_frames else verb
         comment_on_jobs(connection, [job_id], did, reason, comment_id=comment_id)
 
     return note

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.cli.inputs import Commands, NameOf, current_user
 from opencue_sched.cli.output import Column, Done
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.comments import comment_document, comment_words
 from opencue_sched.store.comments import SUBJECT_WIDTH, CommentedTable, add_comment, comments_of
@@ -42,4 +42,4 @@ def add_comment_command(commands: Commands, kind: NameOf, table: CommentedTable,
         ids = [row.id for row in chosen]
         add_comment(connection, table, ids, user=current_user() or NOBODY, subject=title, message=message)
         names: list[Any] = [row.name for row in chosen]
-        return Done(f"commented on {counted(len(ids), noun)}", [{noun: name, "comment": message} for name in names])
+        return Done(f"commented on {plural(len(ids), noun)}", [{noun: name, "comment": message} for name in names])

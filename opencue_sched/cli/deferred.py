@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import current_user, redis_store
 from opencue_sched.cli.output import working
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import FrameState, HardwareState
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
@@ -80,7 +80,7 @@ def settle(
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
         silent = silent_hosts(connection, get_settings(), jobs.job_of(connection, job.id))
     deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
-    count = counted(len(deferred), "frame")
+    count = plural(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)
     for frame, place, reason in deferred:
         click.echo(f"  {frame} on {place}: {reason}", err=True)

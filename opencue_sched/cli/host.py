@@ -26,7 +26,7 @@ from opencue_sched.cli.inputs import (
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, age_text, in_cores, working
 from opencue_sched.clients.postgres import ask
 from opencue_sched.domain.clusters import ClusterKind, normalise_tag
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
 from opencue_sched.domain.units import memory_text
 from opencue_sched.errors import InvalidInput
@@ -254,7 +254,7 @@ def _power_command(verb: str, call: str, does: str, done: str) -> None:
         running = sum(host.frames for host in found)
         if now and running and not yes:
             names = ", ".join(host.host for host in found)
-            ask_first(f"Kill {counted(running, 'running frame')} on {names}, to run again elsewhere?")
+            ask_first(f"Kill {plural(running, 'running frame')} on {names}, to run again elsewhere?")
         with RqdChannels(settings.rqd, full_name=hosts.full_names(engine), quiet=True) as channels:
             for host in found:
                 if silence := RqdKiller(channels).silence(host.host, settings.rqd.timeout):
@@ -351,7 +351,7 @@ def kill(
         raise InvalidInput("nothing runs there")
     number = sum(map(len, by_job.values()))
     if not yes:
-        ask_first(f"Kill {counted(number, 'frame')} of {counted(len(by_job), 'job')}?")
+        ask_first(f"Kill {plural(number, 'frame')} of {plural(len(by_job), 'job')}?")
     results = []
     with control(engine) as (jobs_control, alive):
         for job, frames in by_job.items():
@@ -364,4 +364,4 @@ def kill(
     silent = [host for _, of_job in results for host in of_job]
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
     left = any(ended.deferred or ended.refusal for ended, _ in results)
-    return Done(f"{counted(len(killed), 'frame')} killed and waiting again", document, status=int(left))
+    return Done(f"{plural(len(killed), 'frame')} killed and waiting again", document, status=int(left))

@@ -50,7 +50,7 @@ from opencue_sched.domain.clusters import join_tags
 from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.moments import moment_of
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
 from opencue_sched.errors import InvalidInput
@@ -326,10 +326,10 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
         raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
 
     def note(connection: Connection, number: int) -> None:
-        comment_on_jobs(connection, [job.id], f"{counted(number, 'dependency', 'dependencies')} dropped", reason)
+        comment_on_jobs(connection, [job.id], f"{plural(number, 'dependency', 'dependencies')} dropped", reason)
 
     number, freed = drop_depends(engine, job.id, None if everything else depend_ids, note=note)
-    text = f"dropped {counted(number, 'dependency', 'dependencies')}, {counted(freed, 'frame')} can run"
+    text = f"dropped {plural(number, 'dependency', 'dependencies')}, {plural(freed, 'frame')} can run"
     return Done(f"{job.name}: {text}", {"job": job.name, "dropped": number, "freed_frames": freed})
 
 
@@ -374,7 +374,7 @@ def add_depend(
         comment_on_jobs(connection, [job.id], f"{layer_name or 'the job'} waits for {on}", reason)
 
     added = job_control.add_depend(engine, job, layer_name, depend, get_settings().release, note=note)
-    text = "what it would wait for is over already" if added.met else f"{counted(added.frames, 'frame')} wait for {on}"
+    text = "what it would wait for is over already" if added.met else f"{plural(added.frames, 'frame')} wait for {on}"
     document = {"job": job.name, "depends": added.rows, "frames": added.frames, "met": added.met}
     return Done(f"{job.name}: {text}", document)
 
@@ -442,7 +442,7 @@ def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool
     for job, kill, silent in killed:
         otherwise = "was finished already:" if kill.refusal is None else "not killed:"
         verb = "killed" if kill.finished else otherwise
-        lines.append(f"{verb} {job.name}, {counted(len(kill.changed), 'running frame')} stopped")
+        lines.append(f"{verb} {job.name}, {plural(len(kill.changed), 'running frame')} stopped")
         known = {"job": job.name, "id": job.id, "finished": kill.finished, "stopped": kill.changed}
         documents.append({**known, "deferred": kill.deferred, "silent_hosts": silent})
     return Done(lines, documents, status=int(any(kill.deferred or kill.refusal for _, kill, _ in killed)))
@@ -492,7 +492,7 @@ def _change_command(verb: str, example: str, does: str) -> None:
             }
             for job, names, result, silent in results
         ]
-        lines = [f"{job.name}: {counted(len(result.changed), 'frame')} {verb}" for job, _, result, _ in results]
+        lines = [f"{job.name}: {plural(len(result.changed), 'frame')} {verb}" for job, _, result, _ in results]
         left = bool(refusals) or any(result.deferred or result.refusal for _, _, result, _ in results)
         # Scripts that name one job have always got one document.
         named = len(click.get_current_context().params["chosen"]) == 1

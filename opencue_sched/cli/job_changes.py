@@ -10,7 +10,7 @@ from opencue_sched.cli.chosen_jobs import comment_on_jobs, commenting
 from opencue_sched.cli.deferred import control, who_and_why
 from opencue_sched.clients.postgres import ask
 from opencue_sched.clients.store_errors import describe
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import FrameState
 from opencue_sched.store import jobs
 from opencue_sched.store.shows import set_rows
@@ -71,12 +71,12 @@ def _end(engine: Engine, change: JobChange, job_id: str) -> str:
             note = commenting(job_id, "killed", None, of_frames=False)
             result = jobs_control.kill_job(job_id, reason=who_and_why("killed", None), note=note)
             killed = "killed" if result.finished or result.refusal is None else "not killed"
-            did = f"{killed}, {counted(len(result.changed), 'running frame')} stopped"
+            did = f"{killed}, {plural(len(result.changed), 'running frame')} stopped"
         else:
             change_frames = jobs_control.retry_frames if change is JobChange.RETRY else jobs_control.eat_frames
             verb = "retried" if change is JobChange.RETRY else "eaten"
             result = change_frames(dead, reason=who_and_why(verb, None), note=commenting(job_id, verb, None))
-            did = f"{counted(len(result.changed), 'frame')} {verb}"
+            did = f"{plural(len(result.changed), 'frame')} {verb}"
     if result.refusal is not None:
         did += f", but the database refused: {describe(result.refusal)}"
     if result.deferred:

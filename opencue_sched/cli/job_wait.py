@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.cli.inputs import patiently
 from opencue_sched.cli.output import Done, asked_for_json, live
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import JobState
 from opencue_sched.domain.units import duration_text
 from opencue_sched.store import jobs
@@ -54,7 +54,7 @@ def _end_words(job: dict[str, Any]) -> str:
         "killed": "; it was killed",
         "removed": "; it was removed",
     }
-    done = f"{job['succeeded']} of {counted(job['frames'], 'frame')} succeeded"
+    done = f"{job['succeeded']} of {plural(job['frames'], 'frame')} succeeded"
     return f"{job['job']}: {done}{more.get(job['outcome'], '')}"
 
 

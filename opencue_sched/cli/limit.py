@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row
 from opencue_sched.cli.inputs import LIMIT, NEGATIVE_NUMBERS, Commands, WholeNumber, farm, most_option, new_name
 from opencue_sched.cli.output import HIGH, NAME, Column, Columns, Done, time_text
 from opencue_sched.domain.moments import past_moment_of
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.units import INT_MAX, duration_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.limit_words import why_open
@@ -237,7 +237,7 @@ def unbind(connection: Connection, limit: NamedRow, auto: bool) -> Done:  # noqa
     if not has_terms(connection):
         raise InvalidInput("limits of this database learn no layers; that comes with Cuebot's migration V49")
     freed = limit_bindings.unbind_learnt(connection, limit.id)
-    return Done(f"took {limit.name} from {counted(freed, 'layer')}", {"limit": limit.name, "layers": freed})
+    return Done(f"took {limit.name} from {plural(freed, 'layer')}", {"limit": limit.name, "layers": freed})
 
 
 def _past_moment(value: str) -> datetime:

@@ -27,7 +27,7 @@ from opencue_sched.cli.inputs import (
 )
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, cap_text, cores, counting_down, in_cores
 from opencue_sched.clients.postgres import ask
-from opencue_sched.domain.names import counted, near
+from opencue_sched.domain.names import near, plural
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
@@ -342,7 +342,7 @@ def tag_allocation(connection: Connection, alloc: NamedRow, tag: str) -> Done:
     hosts = [host.id for host in list_hosts(connection, alloc_id=alloc.id)]
     lock_hosts(connection, hosts)
     move_hosts(connection, hosts, alloc.id)
-    text = f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}"
+    text = f"{alloc.name} and {plural(len(hosts), 'host')} of it have the tag {tag}"
     return Done(text, {"allocation": alloc.name, "id": alloc.id, "tag": tag, "hosts": len(hosts)})
 
 

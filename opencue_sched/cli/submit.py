@@ -10,7 +10,7 @@ import click
 from opencue_sched.cli.inputs import TOP, current_user, farm
 from opencue_sched.cli.job_wait import wait_for
 from opencue_sched.cli.output import Done, asked_for_json, working
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.insight.explain import unserved
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.jobs.submission import Submitted, submit_job
@@ -41,7 +41,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, wait: bool) -> Done:
             submitted = submit_job(engine, spec, get_settings(), dry_run=dry_run, unserved=unserved)
     except InvalidFile as error:
         problems = [f"{getattr(file, 'name', '<stdin>')}: {problem}" for problem in error.problems]
-        refusal = f"not submitted: {counted(len(problems), 'problem')}"
+        refusal = f"not submitted: {plural(len(problems), 'problem')}"
         return Done([], {"submitted": False, "problems": error.problems}, [*problems, refusal], status=1)
     notes = [] if asked_for_json() else [f"note: {note}" for note in submitted.notes]
     document = {"submitted": not dry_run, "job": submitted.name, **asdict(submitted)}
@@ -60,12 +60,12 @@ def _lines(submitted: Submitted) -> list[str]:
     """The lines for people: the job, its id (none after a dry run), where its logs go, and its layers."""
     verb = "would submit" if submitted.dry_run else "submitted"
     paused = ", paused" if submitted.paused else ""
-    lines = [f"{verb} {submitted.name} ({counted(submitted.frames, 'frame')}{paused})"]
+    lines = [f"{verb} {submitted.name} ({plural(submitted.frames, 'frame')}{paused})"]
     if not submitted.dry_run:
         lines.append(f"  id      {submitted.job_id}")
     lines.append(f"  logs    {submitted.log_dir}")
     for layer in submitted.layers:
         depending = layer.frames - layer.waiting
         note = "" if not depending else f", {depending if layer.waiting else 'all'} waiting for other frames"
-        lines.append(f"  layer   {layer.name}: {counted(layer.frames, 'frame')}{note}")
+        lines.append(f"  layer   {layer.name}: {plural(layer.frames, 'frame')}{note}")
     return lines

@@ -29,7 +29,7 @@ from sqlalchemy.exc import NoResultFound, SQLAlchemyError
 from opencue_sched.cli.inputs import TOP, redis_store
 from opencue_sched.cli.job_changes import JobChange, change_job
 from opencue_sched.cli.output import HIGH, LOW, NAME, Column, Columns, Done, asked_for_json, cap_text, live
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.units import duration_text
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.errors import SchedulerError
@@ -408,7 +408,7 @@ def _header(read: Read) -> Iterator[Line]:
     parts = (
         view["facility"] or "farm",
         clock,
-        counted(hosts, "host") + (f" ({off})" if off else ""),
+        plural(hosts, "host") + (f" ({off})" if off else ""),
         "frames: {running} running, {waiting} waiting, {dead} dead".format_map(view),
         f"{view['bookings_per_second']:g} booked/s",
     )
@@ -439,7 +439,7 @@ def _fleet(view: FarmView) -> Iterator[Line]:
         states = (
             f"{worker['instance']} {worker['in_flight']}/{worker['capacity']} {worker['state']}" for worker in workers
         )
-        yield f"{counted(len(workers), 'worker')}: {', '.join(states)}", ""
+        yield f"{plural(len(workers), 'worker')}: {', '.join(states)}", ""
 
 
 def _rows(show: ShowUse) -> Iterable[Mapping[str, Any]]:

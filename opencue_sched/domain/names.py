@@ -13,9 +13,9 @@ NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
 NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
 
 
-def counted(number: float | None, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: ``1 frame``, ``2 frames``. ``plural``: the plural that does not just end in s."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def plural(number: float | None, noun: str, several: str | None = None) -> str:
+    """A number with its noun: ``1 frame``, ``2 frames``. ``several``: the plural that does not just end in s."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
 def near(word: str, words: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.settings import Settings
 from opencue_sched.store.failed_runs import breaking_hosts
 
@@ -22,8 +22,8 @@ def find_breaking_hosts(connection: Connection, settings: Settings) -> dict[str,
 def _words(row: Row[Any]) -> str:
     more = len(row.names) - _NAMES_TOLD
     jobs = ", ".join(row.names[:_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
-    frames = counted(row.frames, "frame")
+    frames = plural(row.frames, "frame")
     return (
-        f"host {row.host} may break frames: {frames} of {counted(row.jobs, 'job')} failed there within the last hour "
+        f"host {row.host} may break frames: {frames} of {plural(row.jobs, 'job')} failed there within the last hour "
         f"and ran through elsewhere, or were not tried elsewhere ({jobs})"
     )

@@ -31,7 +31,7 @@ from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import Members, list_members
 from opencue_sched.dispatch.backlog_feed import DEAF_RESYNC_SECONDS, RESYNC_SECONDS
 from opencue_sched.dispatch.verdicts import VerdictLog
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.domain.units import duration_text
 from opencue_sched.domain.verdicts import Verdict
@@ -211,7 +211,7 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
         sum(getattr(alloc, name) for alloc in allocs) for name in ("hosts", "hosts_locked", "hosts_down")
     )
     usable = total - locked - down
-    text = f"{total} in {counted(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
+    text = f"{total} in {plural(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
     if not total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
         yield _warn("hosts", "no host has ever reported", remedy)
@@ -295,13 +295,13 @@ def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
     if left.refused:
         where = "" if receiver is None else f" to {receiver.shown}"
         age = duration_text(left.oldest_seconds)
-        text = f"{counted(left.refused, 'event')} of jobs could not be delivered{where} since {age}: {left.last_error}"
+        text = f"{plural(left.refused, 'event')} of jobs could not be delivered{where} since {age}: {left.last_error}"
         yield _warn("events", text, "docs/tasks/job-events.md says what a receiver must answer; they are tried again")
     if left.untried:
         remedy = (
             "the same OPENCUE_SCHED_EVENTS__URL or __COMMAND for every worker; `opencue-sched fleet`: a beat must lead"
         )
-        yield _warn("events", f"nobody sends {counted(left.untried, 'event')} of jobs", remedy)
+        yield _warn("events", f"nobody sends {plural(left.untried, 'event')} of jobs", remedy)
     if settings.events.command and shutil.which(settings.events.command[0]) is None:
         text = f"OPENCUE_SCHED_EVENTS__COMMAND names {settings.events.command[0]}, which is no program on this machine"
         yield _warn("events", text, "each worker's machine needs it")

@@ -32,7 +32,7 @@ from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.frame_needs import MEM_RESERVED_MIN_KB, Search, fewest_cores_anywhere, least_cores
 from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
-from opencue_sched.domain.names import counted, near, os_names
+from opencue_sched.domain.names import near, os_names, plural
 from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text, memory_text
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
@@ -90,7 +90,7 @@ class SilentHost:
     @property
     def words(self) -> str:
         """A sentence for people."""
-        frames = f"{counted(len(self.frames), 'frame')} of it"
+        frames = f"{plural(len(self.frames), 'frame')} of it"
         silent = f"has been silent for {duration_text(self.silent_seconds)}"
         return f"host {self.host} ({self.state}), with {frames}, {silent}: {self.becomes}"
 
@@ -558,9 +558,9 @@ def _behind(
     before = own[: own.index(layer)]
     ahead = []
     if rank["place"] > 1:
-        ahead.append(f"{counted(rank['place'] - 1, 'job')} ({counted(rank['layers_ahead'], 'layer')}) of its show")
+        ahead.append(f"{plural(rank['place'] - 1, 'job')} ({plural(rank['layers_ahead'], 'layer')}) of its show")
     if before:
-        ahead.append(f"{counted(len(before), 'layer')} of its own job")
+        ahead.append(f"{plural(len(before), 'layer')} of its own job")
     if ahead:
         text = f"no pass has come to it in the last {duration_text(BELIEVED_SECONDS)}: frames of {' and '.join(ahead)}"
         yield WaitReason(Verdict.BEHIND, f"{text} come first (priority, then age)", decides=False)
@@ -612,7 +612,7 @@ def _of_memory(layer: jobs.LayerView) -> Iterator[WaitReason]:
         text = f"its memory was lowered to {now}: its frames used {used} at most; `layer set --no-optimize` ends that"
         yield WaitReason("memory_lowered", text, decides=False)
     if layer.asking_frames:
-        needed = counted(layer.asking_frames, "frame of it needed", "frames of it needed")
+        needed = plural(layer.asking_frames, "frame of it needed", "frames of it needed")
         most = memory_text(layer.asking_kb)
         raised = f", so all ask for {memory_text(layer.memory_kb)}" if layer.asked_kb == layer.memory_kb else ""
         text = f"{needed} more memory than the layer had, up to {most}, and ask for that{raised}"
@@ -640,10 +640,10 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         own = (depend for depend in depends if depend.er_layer in (layer.name, None))
         on = list(dict.fromkeys(describe_depend(depend, job_name) for depend in own))
         on_what = listed(on) if on else "something that is gone; the scheduler frees such within ten minutes"
-        waits = counted(layer.depend, "frame waits", "frames wait")
+        waits = plural(layer.depend, "frame waits", "frames wait")
         yield WaitReason("depend", f"{waits} for {on_what}", decides=False)
     if layer.dead:
-        frames = counted(layer.dead, "frame is", "frames are")
+        frames = plural(layer.dead, "frame is", "frames are")
         them = "it" if layer.dead == 1 else "them"
         retry = f"`opencue-sched job retry {job_name}` lets {them} run again"
         yield WaitReason("dead", f"{frames} dead; {retry}", decides=False)
@@ -657,7 +657,7 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
 
 def _rank_words(rank: Mapping[str, Any]) -> str:
     """How the job stands when passes decide, by the rows as they are now."""
-    among = f"{counted(rank['jobs'], 'job')} of the show with frames waiting"
+    among = f"{plural(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
     draw = f"; {rank['drawn']:.0%} of the cores are drawn, of which its part is {rank['chance']:.1%}"
     return place + (draw if rank["drawn"] else "")
@@ -724,7 +724,7 @@ def _unreached(
     for host in list_hosts(connection):
         concerned = host.host in frames or not tags.isdisjoint(map(normalise_tag, host.tags))
         if host.host in unreached and concerned and not unavailable(host, settings.host_cache.host_staleness_threshold):
-            running = f", with {counted(frames[host.host], 'frame')} of it," if frames[host.host] else ""
+            running = f", with {plural(frames[host.host], 'frame')} of it," if frames[host.host] else ""
             yield f"host {host.host}{running} reports, but {unreached[host.host]}"
 
 

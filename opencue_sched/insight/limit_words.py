@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from opencue_sched.domain.names import counted, name_ranges
+from opencue_sched.domain.names import name_ranges, plural
 from opencue_sched.domain.units import duration_text
 
 MOST_NAMED = 4
@@ -21,7 +21,7 @@ def full_limit(limit: Row[Any], holders: Sequence[Row[Any]], free: Iterable[str]
         said = f"limit {limit.name} is full ({limit.running} of {limit.max_value} "
         if limit.reported_at is None:
             return f"{said}frames run)"
-        return f"{said}licences: {limit.settled} reported, {counted(limit.pending, 'frame')} started since)"
+        return f"{said}licences: {limit.settled} reported, {plural(limit.pending, 'frame')} started since)"
     if not limit.threshold:
         said = f"{limit.name} has no seat"
     elif limit.threshold == 1:
@@ -29,12 +29,12 @@ def full_limit(limit: Row[Any], holders: Sequence[Row[Any]], free: Iterable[str]
     else:
         said = f"all {limit.threshold} seats of {limit.name} are taken"
     if limit.running > limit.threshold:
-        said += f", and {counted(limit.running - limit.threshold, 'machine')} more hold one"
+        said += f", and {plural(limit.running - limit.threshold, 'machine')} more hold one"
     names = [holder.machine for holder in holders if holder.host_id is not None]
     others = sum(holder.host_id is None for holder in holders)
     who = _ranges(names) if names else ""
     if others:
-        nowhere = f"{counted(others, 'machine')} that {'is no host' if others == 1 else 'are no hosts'} here"
+        nowhere = f"{plural(others, 'machine')} that {'is no host' if others == 1 else 'are no hosts'} here"
         who = f"{who}, and {nowhere}" if who else nowhere
     without = sorted(set(free) - set(names))
     none = f"; {_ranges(without)} {'holds' if len(without) == 1 else 'hold'} none" if without else ""

@@ -27,7 +27,7 @@ from tornado.web import RedirectHandler, authenticated, url
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.frame_command import log_path
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over, unavailable
@@ -177,7 +177,7 @@ def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
     cores = row.centicores / CENTICORES_PER_CORE
     booked = (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE
     look = "locked" if why.endswith("locked") else "down" if why else ""
-    words = f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {counted(row.frames, 'frame')}"
+    words = f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {plural(row.frames, 'frame')}"
     known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}
     return known | {"look": look, "words": words}
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from opencue_sched.domain.caps import Caps, Vertices, cores_left
 from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.plans import Snapshot, Waiting
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.domain.verdicts import Verdict
@@ -105,7 +105,7 @@ class PlanHeadroom:
             return Refusal(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to an allocation of its hosts")
         if max(allocs) < need.cores:
             has = f"its show has at most {max(allocs):g} left under its burst"
-            return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {counted(need.cores, 'core')}, {has}")
+            return Refusal(Verdict.OVER_SUBSCRIPTION, f"a frame needs {plural(need.cores, 'core')}, {has}")
         for verdict, whose, left, needed, what in (
             (Verdict.OVER_FOLDER, "the job's folder", self._cores.get(job.folder_id, math.inf), need.cores, "core"),
             (Verdict.OVER_JOB, "its job", self._cores.get(job.id, math.inf), need.cores, "core"),
@@ -113,7 +113,7 @@ class PlanHeadroom:
             (Verdict.OVER_JOB_GPUS, "its job", self._gpus.get(job.id, math.inf), need.gpus, "GPU"),
         ):
             if needed > left:
-                return Refusal(verdict, f"a frame needs {counted(needed, what)}, {whose} has {left:g} left")
+                return Refusal(verdict, f"a frame needs {plural(needed, what)}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits[limit_id] < 1:
                 limit = self._snapshot.limits[limit_id]
@@ -133,7 +133,7 @@ class PlanHeadroom:
         """The first limit of the layer whose seats are all taken; None where each has one left."""
         for limit_id in self._without_seats(layer):
             name, held = self._snapshot.seats[limit_id].name or limit_id, len(self._holding[limit_id])
-            detail = f"limit {name} is held by {counted(held, 'machine')}, as many as may, and none takes this frame"
+            detail = f"limit {name} is held by {plural(held, 'machine')}, as many as may, and none takes this frame"
             return Refusal(Verdict.OVER_LIMIT, detail)
         return None
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from opencue_sched.domain.frame_needs import Dimension, Rules, Search, reserve
 from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import Job, Layer
-from opencue_sched.domain.names import counted
+from opencue_sched.domain.names import plural
 from opencue_sched.domain.units import memory_text
 from opencue_sched.domain.verdicts import Shortage, Verdict
 from opencue_sched.placement.headroom import PlanHeadroom
@@ -31,7 +31,7 @@ def shortage(
     NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
     OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
     """
-    refused = counted(len(census.refused), "host")
+    refused = plural(len(census.refused), "host")
     why = next((why for why in reversed(census.refused) if why), "no reason given")
     left_alone = f"left alone for a moment after a refusal: {why}"
     if not census.kinds:
@@ -90,11 +90,11 @@ def _need_text(search: Search) -> str:
     """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
     need, least = search.need, search.cores_min_centicores
     all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
-    return _amount_text(need, counted(need.cores, "core") if least > 0 or not search.threadable else all_cores)
+    return _amount_text(need, plural(need.cores, "core") if least > 0 or not search.threadable else all_cores)
 
 
 def _amount_text(need: Resources, cores: str = "") -> str:
-    cores = cores or counted(need.cores, "core")
-    gpus = [counted(need.gpus, "GPU")] if need.gpus else []
+    cores = cores or plural(need.cores, "core")
+    gpus = [plural(need.gpus, "GPU")] if need.gpus else []
     gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []
     return ", ".join([cores, memory_text(need.memory_kb), *gpus, *gpu_memory])

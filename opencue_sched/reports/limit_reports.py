@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 
 from sqlalchemy import Engine
 
-from opencue_sched.domain.names import counted, near
+from opencue_sched.domain.names import near, plural
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.errors import SchedulerError
 from opencue_sched.store import limit_reports as store
@@ -172,8 +172,8 @@ def _problems(row: Mapping[str, Any]) -> list[str]:
 def _outcome(limit: Any, holders: Collection[Holder]) -> LimitReport:
     tokens = sum(holder.tokens for holder in holders)
     if limit.outcome == "taken":
-        hold, licences = "holds" if len(holders) == 1 else "hold", counted(tokens, "licence")
-        held = f"{counted(len(holders), 'machine')} {hold} {licences}" if holders else "nobody holds it"
+        hold, licences = "holds" if len(holders) == 1 else "hold", plural(tokens, "licence")
+        held = f"{plural(len(holders), 'machine')} {hold} {licences}" if holders else "nobody holds it"
         words = f"{limit.name}: {held}"
         return LimitReport(limit.name, "taken", words, len(holders), tokens)
     last = limit.reported_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
