@@ -1,7 +1,8 @@
 """Caps on their way from PostgreSQL to Redis: single vertices on demand, whole shows every five minutes.
 
-Written without compare-and-swap (the reference's CAS made upstream skip cap reloads under load): every write carries
-the version of the snapshot it was read in, and an older one of the same server never replaces a newer one.
+A vertex whose caps are in Redis is *seeded*; scripts refuse a booking under any other. Caps are written without
+compare-and-swap, which would skip reloads under load, as in the reference: every write carries the version of the
+snapshot in which the caps were read, and an older version of the same server never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> t
     """Read the caps of these vertices and write them; returns as Ledger.write_caps. A subscription that does not exist
     has burst 0, other vertices that PostgreSQL does not know stay unseeded.
 
-    Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
+    Called for vertices that a booking found unseeded, for those that a notification names, and to read again the frames
+    of unmanaged shows that hold a limit.
     """
     wanted: dict[VertexKind, list[tuple[str, ...]]] = {}
     for kind, ids in filter(None, map(keys.parse, vertex_keys)):
@@ -110,6 +112,7 @@ def _cap_rows(
     ids: Collection[tuple[str, ...]] | None = None,
     show_ids: Collection[str] = (),
 ) -> list[CapRow]:
+    """The caps of vertices of one kind, chosen as store.fetch_caps chooses them."""
     settling = ledger.settling
     if settling is None:
         raise InvalidInput("a ledger that knows no settle window reads no caps")
@@ -121,7 +124,8 @@ def _cap_rows(
     reported = [row[0] for row in rows if row.reported_at is not None]
     if not reported:
         return [_limit_row(row) for row in rows]
-    # Redis first: what it is found to be ahead is then never too much, and the bound never too late.
+    # The time of Redis is read before the database's: so Redis is never thought to be further ahead than it is, and the
+    # bound is never too late.
     with answering(ledger.client):
         seconds, microseconds = ledger.client.time()
     ahead = seconds + microseconds / 1e6 - database_seconds(connection)
@@ -156,5 +160,6 @@ def _cap_row(kind: VertexKind, row: Row[Any]) -> CapRow:
 
 
 def _add_absent_subscriptions(rows: list[CapRow], vertex_keys: Iterable[str]) -> None:
+    """Add a burst of 0 for each subscription of ``vertex_keys`` that PostgreSQL does not have."""
     found, prefix = {key for key, _ in rows}, keys.subscription("")
     rows += [(key, _NO_SUBSCRIPTION) for key in vertex_keys if key.startswith(prefix) and key not in found]

@@ -1,8 +1,8 @@
-"""From a message to a pass over its cluster, and to what happens to the cluster next.
+"""Takes a message to a pass over its cluster, and decides what happens to the cluster next.
 
-In this order: `Dispatcher` claims the posting and with it all that is ready of the same shard, `_Pass` goes through the
-steps of one pass over all these clusters (follow, plan, book, commit, launch, settle, next), and `next_state`
-says in which state each claim ends. docs/architecture.md says where the process may die, and what holds then.
+`Dispatcher` claims the posting and with it all that is ready of the same shard; `_Pass` goes through the steps of one
+pass over all these clusters (follow, plan, book, commit, launch, settle, next); `next_state` says in which state each
+claim ends. docs/architecture.md says where the process may die, and what holds then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _nothing_held() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Passes of one process."""
+    """Dispatches the messages of one process. Frozen and shared by its threads; the state is in what it holds."""
 
     settings: Settings
     postings: ClusterPostings
@@ -48,18 +48,18 @@ class Dispatcher:
     send: Callable[[Enqueued], None]
     """Puts a message for a posting on a dispatch queue."""
     look_in: Callable[[float], None]
-    """Has the board looked at for postings that are due, after so many seconds."""
+    """Has this process look for postings that are due, after so many seconds."""
     hold_sweeps: Callable[[], Callable[[], None]] = lambda: _nothing_held
     """Keeps this process from sweeping for news of its own shard, until the function that it returns is called: while a
     pass over that shard has the claims."""
 
     def dispatch(self, posting: str, ticket: int | None = None) -> list[PassReport] | ClaimRefused:
-        """One pass over the posted cluster and whatever else of its shard is ready; the posted cluster's report comes
-        first. ClaimRefused when its posting is gone, another worker's, asleep or trashed, or when the message's
-        ``ticket`` was answered before.
+        """Make one pass over the posted cluster and all clusters of its shard that are ready. Returns a report of each,
+        that of the posted cluster first.
 
-        Clusters whose pass fails are cooled down, for longer each time they fail again. A store in trouble says nothing
-        of the clusters.
+        ClaimRefused when the posting is gone, another worker's, asleep or trashed, or when the message's ``ticket`` was
+        answered before. A cluster whose pass fails gets a cooldown, longer each time it fails again. A store in trouble
+        says nothing of the clusters.
         """
         if self.renewer.hangs and not self._database_answers():
             return ClaimRefused("no_database")
@@ -80,8 +80,8 @@ class Dispatcher:
             release()
 
     def _pass(self, claims: Sequence[Claim], release: Callable[[], None]) -> list[PassReport]:
-        """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
-        cluster, each is tried by itself, so that the others have their pass."""
+        """Make one pass over the claimed clusters, and end the claims. When the pass fails because of the rows of some
+        cluster, each cluster is tried by itself, so that the others have their pass."""
         ended = False
 
         def end(reports: Sequence[PassReport]) -> None:
@@ -125,8 +125,8 @@ class Dispatcher:
             return False
 
     def _end(self, claims: Sequence[Claim], reports: Sequence[PassReport]) -> None:
-        """End the claims as ``next_state`` says of their reports. One message for all: its claim takes the others of
-        the shard along."""
+        """End the claims as ``next_state`` says of their reports. Clusters that are posted again get one message for
+        all: the pass that it leads to claims all that is ready of the shard."""
         saturated = self.settings.queue.cluster_saturated_sleep
         states = [next_state(report, saturated) for report in reports]
         endings = [ClaimEnd(claim, *state) for claim, state in zip(claims, states, strict=True)]
@@ -140,11 +140,12 @@ class Dispatcher:
                 self.send(Enqueued(ending.claim.cluster, ending.claim.uuid, ticket))
                 break
         sleeps = [ending.delay_seconds for ending, ticket in zip(endings, tickets, strict=True) if not ticket]
-        # What a store in trouble put off would be back all at once.
+        # Not after a store was in trouble: all clusters that it put off would be back at the same moment.
         if sleeps and not any(ending.how == "put_off" for ending in endings):
             self.look_in(min(sleeps))
 
     def _fail(self, claim: Claim, reason: str) -> None:
+        """End the claim of a cluster whose pass crashed, with a cooldown."""
         key, seen = claim.cluster.key, traceback.format_exc()
         log.error("pass_crashed", cluster=key, error=seen)
         try:

@@ -45,27 +45,30 @@ _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CH
 """The states of a frame that can be made EATEN."""
 
 _Then = Callable[[Sequence[str], Connection, Counters], list[str]]
-"""Changes frames that do not run, with counters locked; the ids of those it changed."""
+"""A function that changes frames which do not run, with at least the given counters locked, and returns the ids of the
+frames that it changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FramesChanged:
-    """``changed`` frames are in the state asked for because of this call, or ran and are confirmed dead; ``deferred``
-    ones could not be confirmed dead. ``finished``: this call ended the job. ``refusal``: why the database refused to
-    change others, which are as they were."""
+    """What a call of JobControl has done."""
 
     changed: tuple[str, ...] = ()
+    """The ids of frames that are in the state asked for because of this call, or ran and are confirmed dead."""
     deferred: tuple[str, ...] = ()
+    """The ids of frames that could not be confirmed dead; they are as they were."""
     finished: bool = False
+    """Whether this call ended the job."""
     refusal: Exception | None = None
+    """Why the database refused to change other frames, which are as they were; None when it refused nothing."""
 
 
 class JobControl:
     """Operations on jobs and frames for the command line.
 
-    Each takes a ``note`` of who has it done, and calls it in every transaction that changes something, with the ids of
-    the frames changed so far, or none for a job. What the database refuses because of rows, the note among them, is
-    told in the result; that it is in trouble is raised.
+    Each takes a ``note``, which writes down who has it done, and calls it in every transaction that changes something,
+    with the ids of the frames changed so far, or none for a job. An error that rows are to blame for, those of the note
+    among them, is part of the result; an error of a database in trouble is raised.
     """
 
     def __init__(self, releaser: Releaser, killer: RqdKiller) -> None:
@@ -89,7 +92,7 @@ class JobControl:
         return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS, note=of_frames), finished=finished)
 
     def kill_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
-        """End what runs of frames; they wait again. What does not run is left alone."""
+        """End those of the frames that run, which wait again. Frames that do not run are left alone."""
         return self._change(reason, frame_ids, note=note)
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
@@ -116,8 +119,11 @@ class JobControl:
         looks: int = 1,
         note: Note,
     ) -> FramesChanged:
-        """End what runs of frames, or of a job, in ``state``, ``then`` change the frames that do not; at most so many
-        ``looks``, until nothing runs. What the last look was refused with is told, once all others are changed."""
+        """End frames that run, among ``frame_ids`` or of a job, and put them into ``state``; call ``then`` to change
+        those among ``frame_ids`` that do not run. Look again, at most ``looks`` times, until none runs.
+
+        The refusal of the last look is part of the result; frames that were not refused are changed all the same.
+        """
         refusal: Exception | None = None
         changed: dict[str, None] = {}
 
@@ -168,6 +174,7 @@ class JobControl:
         return FramesChanged(tuple(changed), tuple(deferred), refusal=refusal)
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
+        """Make frames EATEN, and do what follows from their being over: a `_Then`."""
         frames = jobs.frames_by_id(connection, frame_ids)
         _lock_frames(connection, frames)
         held = release.counters_of(frames) | wider
@@ -178,7 +185,7 @@ class JobControl:
 
 
 def _refusal(error: DBAPIError) -> DBAPIError:
-    """The error, where rows are to blame for it. Raises it where the database is in trouble."""
+    """The error, where rows are to blame for it. Raises the error where the database is in trouble."""
     if is_trouble(error):
         raise error
     return error
@@ -191,7 +198,8 @@ def _noted(
     connection: Connection,
     wider: Counters,
 ) -> list[str]:
-    """Change frames with a note of these and of those that were changed ``before``; the ids of these."""
+    """Call ``then``, and ``note`` with the ids of the frames that it changed and of those changed ``before``. Returns the
+    ids that ``then`` returned."""
     changed = then(connection, wider)
     if before or changed:
         note(connection, (*before, *changed))
@@ -199,7 +207,8 @@ def _noted(
 
 
 def _finish(job_id: str, note: Note, connection: Connection, wider: Counters) -> bool:
-    """PENDING to FINISHED with a note, and what depends on the whole job is met."""
+    """Make a PENDING job FINISHED, with a note, and meet the dependencies on the whole job. Returns whether this call did
+    it."""
     found = depends.find_depends(connection, jobs=[job_id])
     affected = depends.counters_of_dependents(connection, found)
     release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)
@@ -211,12 +220,13 @@ def _finish(job_id: str, note: Note, connection: Connection, wider: Counters) ->
 
 
 def _lock_frames(connection: Connection, frames: Sequence[jobs.FrameView]) -> None:
-    """Lock frames before their counters: those that may run or be booked. Frames in DEPEND are locked behind the
-    counters, as by whoever ends what they wait for."""
+    """Lock the frames that may run or be booked, which goes before the lock of their counters. Frames in DEPEND are
+    locked behind the counters, as in the transaction that ends what they wait for."""
     procs.lock_runs(connection, (), [frame.id for frame in frames if frame.state != FrameState.DEPEND])
 
 
 def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
+    """Make frames wait again, with what depended on those that were over, and reopen their jobs: a `_Then`."""
     _lock_frames(connection, jobs.frames_by_id(connection, frame_ids))
     before = jobs.frames_by_id(connection, frame_ids)
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
@@ -242,7 +252,7 @@ def drop_depends(
     *,
     note: Callable[[Connection, int], object] = lambda *_: None,
 ) -> depends.Satisfied:
-    """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group.
+    """Satisfy dependencies by which a job still waits: all, or ``depend_ids`` and the pairs of frames that these group.
 
     ``note`` writes down who has it done, with the number of dependencies, unless that is 0.
     """
@@ -314,6 +324,7 @@ def _add_depend(
     connection: Connection,
     wider: Counters,
 ) -> DependAdded:
+    """Add a dependency within a transaction: lock, find what is waited for, refuse what can never be met, write."""
     depends.add_in_turn(connection)
     layers = {row.name: row for row in jobs.layers_of(connection, job.id)}
     if layer_name is not None and layer_name not in layers:
@@ -348,6 +359,7 @@ def _add_depend(
 
 
 def _refuse_circle(connection: Connection, job: NamedRow, layer_id: str | None, depend: Depend, on: Target) -> None:
+    """Refuse, by InvalidInput, a dependency on what waits for the job or layer already."""
     waiting, needed = Side(job.id, layer_id), Side(on.job, on.layer or None)
     if depend.type == "previous_frame" and waiting == needed:
         return
@@ -363,4 +375,5 @@ def _refuse_circle(connection: Connection, job: NamedRow, layer_id: str | None, 
 
 
 def _chunks(layer: jobs.LayerView) -> ChunkedRange:
+    """The range of a layer, as its frames divide it."""
     return ChunkedRange(FrameRange.parse(layer.range), max(1, layer.chunk_size))

@@ -39,20 +39,25 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 _RESEND_PAUSE_SECONDS = 0.05
 """The pause before a frame that certainly did not start is sent once more: an RQD that is starting is there then."""
-# How gRPC's and RQD's words begin. ("Not lauching" is what RQD sends.)
 _NOT_CONNECTED = (
     "failed to connect to all addresses",
     "errors resolving",
     "DNS resolution failed",
     "empty address list",
 )
+"""How gRPC's words begin where there was no connection to send on."""
 _DUPLICATE = "already running"
+"""RQD's words where it has the frame."""
 _REFUSALS = ("Exception calling application", "Not launching", "Not lauching", "Nimby Locked")
+"""How RQD's words begin where it started nothing ("Not lauching" is what it sends)."""
 _LOST = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""The codes of a call whose answer did not come."""
 _UNCLEAR = frozenset(
     {grpc.StatusCode.UNKNOWN, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
 )
+"""The codes of a call that ended in an error after RQD may have begun."""
 _NOT_LET_IN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+"""The codes of a call that something before RQD refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class LaunchRequest:
 
     @property
     def ref(self) -> RunningFrameRef:
+        """The run, as RQD is asked about it."""
         frame = self.run_frame
         return RunningFrameRef(self.host_name, frame.frame_id, frame.resource_id, frame.num_cores)
 
@@ -89,18 +95,24 @@ class LaunchOutcome:
 
 
 class Answer(StrEnum):
-    """What a failed LaunchFrame call says of the frame, in the order of the module's table."""
+    """What a failed LaunchFrame call says of the frame; the head of the module has what follows from each."""
 
     NOT_SENT = "not_sent"
+    """RQD was not reached: nothing started."""
     REFUSED = "refused"
+    """Nothing started; another try may succeed."""
     REFUSED_FOR_GOOD = "refused_for_good"
+    """Nothing started, and another try would end alike."""
     DUPLICATE = "duplicate"
+    """RQD has the frame already, for this proc or another."""
     UNCLEAR = "unclear"
+    """The call ended in an error; the frame may have started."""
     LOST = "lost"
+    """No answer came; the frame may start at any time."""
 
 
 def classify(code: grpc.StatusCode, details: str) -> Answer:
-    """Read a failed LaunchFrame call."""
+    """What the code and the words of a failed LaunchFrame call say of the frame."""
     if _DUPLICATE in details or code == grpc.StatusCode.ALREADY_EXISTS:
         return Answer.DUPLICATE
     if code == grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
@@ -195,6 +207,7 @@ def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None,
 def _not_launched(
     request: LaunchRequest, words: str, sends: int = 0, *, answered: bool = False, unknown: bool = False
 ) -> LaunchOutcome:
+    """The outcome of a launch that failed; ``unknown``: the frame may run all the same."""
     ref = request.ref
     error = RqdFailure(f"{ref.host_name}: {words}", outcome_unknown=unknown)
     return LaunchOutcome(request, sends, error, answered)
@@ -222,6 +235,7 @@ def launch_requests(
 
 
 def _ids(proc: PlannedProc) -> rqd_pb2.RunFrame:
+    """A RunFrame with nothing but the ids of a run."""
     return rqd_pb2.RunFrame(
         resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
     )

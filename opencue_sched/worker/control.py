@@ -23,8 +23,8 @@ from opencue_sched.worker.task import process_of
 
 
 def _instance_command(function: Callable[..., dict[str, object]]) -> Any:
-    """A control command that a worker carries out only if it is one of the ``instances`` in its arguments, if any:
-    Celery's node names, by which ``destination`` goes, need not be unique."""
+    """Make a control command of ``function``. A worker carries the command out only if its arguments name no
+    ``instances``, or the worker among them: Celery's node names, by which ``destination`` goes, need not be unique."""
 
     @control_command()
     @wraps(function)
@@ -42,6 +42,7 @@ def _work_queues(state: Any, *types: QueueType) -> list[str]:
 
 
 def _stop_consuming(state: Any, *types: QueueType) -> None:
+    """Have the consumer take nothing more from the work queues of these types."""
     for name in _work_queues(state, *types):
         state.consumer.cancel_task_queue(name)
 
@@ -107,8 +108,8 @@ def accounting_audit(state: Any) -> dict[str, object]:
 
 
 def broadcast(app: Any, namespace: str, command: str, meant: Sequence[Actor], *, wait_seconds: float) -> list[Any]:
-    """Give a command to live instances of one facility scope, where ``celery control`` speaks to those of one's own;
-    their answers, waiting no longer than for all of them."""
+    """Send a command to the instances ``meant``, which are all of one facility scope, and return their answers as soon as
+    all have answered, or after ``wait_seconds``. (``celery control`` reaches the scope of one's own settings only.)"""
     if not meant:
         return []
     app.conf.control_exchange = control_exchange(namespace, meant[0].facility)

@@ -24,14 +24,12 @@ log = structlog.get_logger(__name__)
 
 
 MOST_UNREACHED = 20
-"""Hosts that a presence record names: every second every process reads all records."""
+"""How many hosts a presence record names at most: every process reads all records each second."""
 
 
 class Membership:
-    """One per process. ``work()`` names the clusters that it dispatches now, for the presence record, ``unreached()``
-    the hosts whose RQDs do not answer it. ``in_flight()`` counts its messages; a consumer that reserves messages puts
-    its own count there. ``backlog()`` says how many seconds ago it compared its backlog with the database, and whether
-    it hears no notification; a process puts its own there once it listens."""
+    """The membership of this process. Its callables are asked whenever the presence record is written, by the thread
+    that refreshes the presence."""
 
     def __init__(
         self,
@@ -43,7 +41,9 @@ class Membership:
         self._client = client
         self._settings = settings
         self.work = work
+        """The keys of the clusters that this process dispatches now."""
         self.unreached = unreached
+        """The hosts whose RQDs do not answer this process, each with words for people."""
         self.namespace = settings.coordination.namespace
         self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
         self.workload = Workload()
@@ -51,7 +51,10 @@ class Membership:
         self.presence: Presence | None = None
         self._queues: Callable[[], Collection[str]] = tuple
         self.in_flight: Callable[[], int] = lambda: self.workload.in_hand
+        """How many messages this process has in hand. A consumer that reserves messages puts its own count here."""
         self.backlog: Callable[[], tuple[float, bool]] = lambda: (0.0, False)
+        """How many seconds ago this process compared its backlog with the database, and whether it hears no
+        notification. A process puts its own figures here once it listens."""
 
     def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
         """Take this instance's name, for the types of the ``queues`` that this worker consumes (all of its own, unless
@@ -120,7 +123,8 @@ class Membership:
         answer_job(self._client, self.namespace, reply, output, status="failed")
 
     def leave(self) -> bool:
-        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; whether all have ended."""
+        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence. Returns whether all tasks have
+        ended."""
         self.workload.stop()
         with self.present():
             idle = self.workload.wait_until_idle(self._settings.coordination.drain_grace)

@@ -1,4 +1,4 @@
-"""Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use.
+"""Makes everything that one process has open: engine, Redis, ledger, caches, channels.
 
 What a notification leads to is in handlers.py, what a task alone does in ``tasks/``.
 """
@@ -77,11 +77,14 @@ from opencue_sched.worker.messenger import Messenger
 log = structlog.get_logger(__name__)
 
 COMMIT_MARGIN_SECONDS = 2.0
-"""A checked-out host is taken back this long after the last moment at which its booking may be committed."""
+"""How much longer than the commit deadline the host cache counts what a plan took from a host."""
 
 
 class Process:
-    """The collaborators of one process. Thread-safe: several tasks of a threads pool share it."""
+    """The collaborators of one process. Thread-safe: several tasks of a threads pool share it.
+
+    A worker makes the cached properties before it starts threads (`listen`); nothing guards their making.
+    """
 
     def __init__(self, settings: Settings, app: Celery) -> None:
         namespace, facility = settings.coordination.namespace, settings.scheduler.facility
@@ -136,15 +139,15 @@ class Process:
         and writes it."""
         self._unpublished_at: float | None = None
         """The time at which a recompute of this process found releases that nobody had published (boot clock). Written
-        by the thread of that task and by the counters' thread; either may be the last, for each writes what it has just
-        seen."""
+        by the thread of that task and by the counters' thread, without a lock: each writes what it has just seen, so
+        either may be the last."""
         self.waker = Waker(self.wake)
         self.handlers = Handlers(
             self.engine, settings, self.ledger, self.waker, hosts=lambda: self.hosts, backlog=lambda: self.backlog
         )
         self.listener = self._make_listener()
         self._closing = ExitStack()
-        # Given back in the reverse order: who uses something ends before it.
+        # Given back in the reverse order: a thread ends before what it uses is closed.
         for give_back in (
             self.engine.dispose,
             self.client.close,
@@ -187,6 +190,7 @@ class Process:
 
     @cached_property
     def hosts(self) -> HostFeed:
+        """The hosts in memory, and the thread that reads them again."""
         made = HostFeed(
             self.engine,
             self.changes,
@@ -203,6 +207,7 @@ class Process:
 
     @cached_property
     def backlog(self) -> BacklogFeed:
+        """The waiting layers in memory, and the thread that compares them with the database."""
         made = BacklogFeed(
             self.engine,
             self.settings,
@@ -218,6 +223,7 @@ class Process:
 
     @cached_property
     def verdicts(self) -> VerdictNotes:
+        """The verdicts of this process's passes, and the thread that writes them."""
         log = VerdictLog(self.client, self.settings.coordination.namespace)
         made = VerdictNotes(log, self.backlog.backlog.known)
         self._closing.callback(made.writing.stop)
@@ -226,6 +232,7 @@ class Process:
 
     @cached_property
     def imported(self) -> ImportedShows:
+        """The shows that are imported, which imports a show before its first booking."""
         return ImportedShows(
             self.engine,
             self.ledger,
@@ -235,6 +242,7 @@ class Process:
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
+        """Makes the passes of this process."""
         runner = PassRunner(
             engine=self.engine,
             settings=self.settings,
@@ -311,8 +319,8 @@ class Process:
         self._counters.wake()
 
     def _read_what_was_missed(self, sleep: Callable[[float], None]) -> None:
-        """Read again all that notifications tell of. Each process does so for what it keeps; releases and caps are
-        everybody's, so one process at a time reads them, and those that find one at it wait for that."""
+        """Read again all that notifications tell of. Each process does so for what it keeps in memory. Releases and caps
+        are the whole fleet's, so one process at a time reads them, and others wait until that has done it."""
         reconnects = self._reconnects
         if reconnects == self._reconnects_made_up_for:
             return
@@ -352,8 +360,8 @@ class Process:
     # Start and stop
 
     def start(self, node: str, capacity: int, sleep: Callable[[float], None]) -> None:
-        """Everything that must hold before the first message. Raises SchedulerError saying what to do, and what
-        ``sleep`` raises to end that."""
+        """Check and do all that must be done before the first message. Raises SchedulerError, which says what to do, and
+        whatever ``sleep`` raises to end the waiting."""
         queue = self.settings.queue
         metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
         check_stores(self.engine, self.client, self.settings)
@@ -409,7 +417,7 @@ class Process:
         return REFRESH_SECONDS
 
     def check_feed(self, unpublished_cores: int = 0) -> None:
-        """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing.
+        """Tell log and metrics whether releases reach the ledger. The worker goes on with a feed that cannot deliver.
 
         ``unpublished_cores``: what a recompute of this process has found (RecomputeReport).
         """
@@ -425,7 +433,7 @@ class Process:
         (log.warning if misconfigured else log.info)("release_feed", message=message)
 
     def stop(self) -> bool:
-        """Let what is in hand end, within the grace, and give everything back. Returns whether all of it has ended; if
+        """Let the tasks in hand end, within the grace, and give everything back. Returns whether all tasks have ended; if
         not, nothing more is waited for, and nothing given back."""
         idle = self.membership.leave()
         if idle:
@@ -433,7 +441,7 @@ class Process:
         return idle
 
     def close(self) -> None:
-        """Give everything back. Claims not ended expire by themselves."""
+        """Stop all threads and close all connections. Claims that were not ended expire by themselves."""
         self._closing.close()
 
 

@@ -24,12 +24,14 @@ import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+"""The number of Linux' prctl that sets the signal a process gets when its parent dies."""
 _OWNER_CHECK_SECONDS = 0.5
 """The time between two looks whether the owner is still there."""
 
 
 def _die_with_guard(death_signal: int) -> Callable[[], None] | None:
-    """What the server's process runs before exec, after it has changed its user (which resets the death signal)."""
+    """A function that the server's process runs before exec, after it has changed its user (which resets the death
+    signal): it has the kernel send ``death_signal`` when the guard dies. None where the kernel cannot."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -57,10 +59,11 @@ def _wait_for_reason(server: subprocess.Popen[bytes], owner: int, wakeup: int, s
 
 
 def _stop(server: subprocess.Popen[bytes], stop_signal: int, kill_after: float) -> None:
+    """Stop the server, with SIGKILL after ``kill_after`` seconds, and kill what is left of its process group."""
     deadline = time.monotonic() + kill_after
     with contextlib.suppress(ProcessLookupError):
         server.send_signal(stop_signal)
-        server.send_signal(signal.SIGCONT)
+        server.send_signal(signal.SIGCONT)  # a frozen server handles no signal before it goes on
     try:
         server.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -71,6 +74,7 @@ def _stop(server: subprocess.Popen[bytes], stop_signal: int, kill_after: float) 
 
 
 def main() -> int:
+    """Run the server until there is a reason to stop it; the exit code is the server's, or 128 and its signal."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--user", default="")
     parser.add_argument("--stop-signal", type=int, default=int(signal.SIGTERM))
@@ -87,7 +91,7 @@ def main() -> int:
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: stopping.append(received))
-    signal.signal(signal.SIGCHLD, lambda _received, _frame: None)
+    signal.signal(signal.SIGCHLD, lambda _received, _frame: None)  # so that the server's end wakes select()
 
     user = arguments.user or None
     try:
