@@ -22,7 +22,7 @@ ReplyId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 @app.task(name="opencue_sched.dispatch.dispatch_cluster")
 def dispatch_cluster(posting: PostingId, ticket: int | None = None, reply: ReplyId | None = None) -> dict[str, object]:
-    """Work on one posted cluster, unless somebody else does, it sleeps, or the message is an answered copy.
+    """Work on one posted cluster, unless another worker does, the cluster sleeps, or the message is an answered copy.
 
     A worker that is told to take no work passes the message on. The client that waits at ``reply`` gets the summary, or
     the error, which is raised all the same.

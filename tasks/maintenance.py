@@ -115,7 +115,7 @@ def keep_promises() -> dict[str, object]:
     mine = process_of(app)
     in_use, role, fence = mine.ledger.cores_in_use, mine.leader_keys.name, fence_of(keep_promises)
     report = reservations.keep_reservations(mine.engine, mine.settings, mine.facts, in_use, role=role, fence=fence)
-    # After the COMMIT: caches read the hosts again, and whoever may use them looks.
+    # After the COMMIT: caches read the hosts again, and clusters that may use them look.
     if report.changed:
         mine.hosts.changed(report.changed)
         mine.wake((), report.changed)

@@ -113,7 +113,7 @@ local function whole(uuid)
   return (not named or named == uuid) and job or nil
 end
 
--- The job goes for good, or what is left of one that is not whole: whoever enqueues it then posts it anew.
+-- The job goes for good, or what is left of one that is not whole: a caller that enqueues the job then posts it anew.
 local function forget(uuid)
   local key = fields_now(uuid, 'key')[1]
   if key and key ~= '' and redis.call('HGET', NAMES, key) == uuid then
@@ -188,7 +188,7 @@ for _, index in ipairs({DELAYED, CLAIMED}) do
     else
       emit('EXPIRED', uuid, job.name)
       make_ready(uuid)
-      -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+      -- Unanswered, as far as is known: the next message is due at once, and must not go to the same owner.
       redis.call('HSET', PREFIX .. uuid, 'sent', 1)
       set_due(uuid, now)
     end

@@ -22,7 +22,8 @@ _KEPT_SECONDS = 24 * 3600
 
 
 def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:
-    """Keep the mark. Returns the sequence number of the newest mark that was an age old at ``marked_at``, -1 for none."""
+    """Keep the mark. Returns the sequence number of the newest mark that was an age old at ``marked_at``, -1 for
+    none."""
     key = keys.MARKS_PREFIX + boot_id()
     with answering(client), client.pipeline(transaction=False) as pipe:
         pipe.zadd(key, {f"{mark.seq:016}": marked_at}, nx=True)  # so that those of one moment are in order too

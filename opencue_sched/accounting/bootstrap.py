@@ -1,10 +1,10 @@
 """Filling the counters: always before the first booking of a fleet, and after Redis was lost.
 
 A store is *open* when ``acct:epoch`` names this very Redis process. It is not open when it is empty, when Redis was
-restarted or failed over (accounting.epoch deletes such an epoch), when somebody damaged its keys (accounting.damage
-closes it), or while a bootstrap fills it; then every script answers not_ready and nobody books. One process fills,
-under a lease; its writes carry the filling epoch, so that a filler that lost its lease in a pause is refused by the
-scripts themselves.
+restarted or failed over (accounting.epoch deletes such an epoch), when another program damaged its keys
+(accounting.damage closes it), or while a bootstrap fills it; then every script answers not_ready and nobody books. One
+process fills, under a lease; its writes carry the filling epoch, so that a filler that lost its lease in a pause is
+refused by the scripts themselves.
 
 After a loss the store stays closed for one age before its filler takes a snapshot: by then nothing that was booked
 before can still be committed, so the proc table is the whole truth. The successor of a filler that died waits as long.
@@ -187,7 +187,8 @@ class _Filler:
         self._ledger.learn_epoch()
         with answering(self._client):
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
-        # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
+        # A Cuebot may still take a show that was handed over meanwhile for its own: such a show is left to the worker
+        # that would book there, which imports it.
         note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
         return Action.FILLED
 

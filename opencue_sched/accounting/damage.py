@@ -1,7 +1,7 @@
 """Damage to the keys that everything is counted by: another type, or a number that cannot be used.
 
-A store with such a key is lost, as an emptied one is: whoever meets the damage closes it, and a bootstrap drops what is
-there and fills it from PostgreSQL (accounting.bootstrap).
+A store with such a key is lost, as an emptied one is: a process that meets the damage closes it, and a bootstrap drops
+what is there and fills it from PostgreSQL (accounting.bootstrap).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def raise_if_damaged(client: redis.Redis) -> None:
 
 
 def close_store(client: redis.Redis, epoch: Epoch, damage: str) -> None:
-    """Close the store unless it has another epoch by now: then somebody has filled it since the damage was seen."""
+    """Close the store unless it has another epoch by now: then a process has filled it since the damage was seen."""
     log.error("store_damaged", damage=damage)
     client.eval(DROP_EPOCH, 1, keys.EPOCH, epoch.text)
 

@@ -5,7 +5,7 @@ run id is the server's own (see guard_epoch). ``|dual`` behind either says that 
 decrements (release_feed cuebot-redis): what the ledger accounts for is kept apart.
 
 It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error:
-such an epoch is none, and whoever fills the store writes over it.
+such an epoch is none, and the process that fills the store writes over it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _ask(connection: Connection, *command: str) -> Any:
 
 def look_at_store(client: redis.Redis) -> tuple[bool, float | None]:
     """Whether the store is open, and seconds since the mark of the last whole recompute, or the filling; None when
-    there was none, or when somebody wrote what is no time. One round trip. Raises RedisError."""
+    there was none, or when the key holds no time. One round trip. Raises RedisError."""
     with client.pipeline(transaction=False) as pipe:
         pipe.mget(keys.EPOCH, keys.RECOMPUTED_AT)
         pipe.time()

@@ -61,7 +61,7 @@ def _is_job(key: str) -> bool:
 
 
 def _delta(pair: Any) -> int:
-    """int_cores less ledger_cores as Redis has them; 0 where somebody wrote what is no number, or another type."""
+    """int_cores less ledger_cores as Redis has them; 0 where a field is no number, or the key of another type."""
     try:
         counted, explained = pair
         return int(counted or 0) - int(explained or 0)
@@ -74,7 +74,7 @@ def swap_counters(ledger: Ledger, done: Pass) -> bool:
     own = [*done.check.seqs, *done.seqs]
     expected = done.mark.seq + len(own)
     if own != list(range(done.mark.seq + 1, expected + 1)):
-        return False  # the numbers of our calls do not follow the mark without a gap: somebody else moved something
+        return False  # the numbers of our calls do not follow the mark without a gap: another process moved something
     values = counters(done.entries_now().values(), _stored(ledger, done.check))
     for part in chunks(values, _KEYS_PER_ROUND_TRIP):
         answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))

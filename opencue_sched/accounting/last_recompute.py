@@ -44,7 +44,7 @@ class Found:
 
 
 def last_found(client: redis.Redis) -> Found:
-    """What the last whole recompute found; nothing where somebody wrote something else. Raises RedisError."""
+    """What the last whole recompute found; nothing where the key holds something else. Raises RedisError."""
     # By MGET, which says nothing of a key of another type where GET raises an error.
     (text,) = client.mget(keys.FOUND)
     try:

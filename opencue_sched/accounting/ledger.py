@@ -323,7 +323,8 @@ class Ledger:
         return Mark(self.epoch(), int(answer[1]), int(now[0]))
 
     def seq_behind(self, records: Iterable[Record], *, at_least: int = -1) -> str | None:
-        """What is wrong when acct:seq is below the number of an entry, in words: somebody set it back or deleted it.
+        """What is wrong when acct:seq is below the number of an entry, in words: another program set the number back or
+        deleted it.
 
         A number that comes again would keep entries of vanished procs for ever, and let a change be taken for none.
         ``at_least``: acct:seq at some moment before, which mostly spares reading it again.

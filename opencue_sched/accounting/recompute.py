@@ -105,7 +105,7 @@ def follow_layers(engine: Engine, ledger: Ledger, layer_ids: Collection[str]) ->
     """Count the running frames of these layers under the limits that they have now; returns how many entries moved.
 
     For layers that got or lost a limit, or whose limit counts something else now, while their frames run. An entry that
-    changes meanwhile is left to whoever changed it, and to the next recompute.
+    changes meanwhile is left to the process that changed it, and to the next recompute.
     """
     mark = ledger.mark()
     with repeatable_read(engine) as connection:

@@ -107,7 +107,7 @@ def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = F
     with redis_store() as client:
         postings = cluster_postings(client, get_settings())
         answers = [postings.update(uuid, how, value, force=force) for uuid in _uuids(postings, cluster)]
-    # Of all shards: one that is worked on is told of, but not one that is where it should be already.
+    # The postings of all shards: one that is claimed is reported, and one that is in the wanted state already is not.
     held = [answer for answer in answers if "held" in answer]
     if held or not any(answer[0] for answer in answers):
         _, reason, *owner = (held or answers)[0]

@@ -41,7 +41,7 @@ class Sessions:
         self.proof_seconds = proof_seconds
         self._connect = connect
         self._own: bool | None = None
-        """Whether sessions are ours; None before the first connection. Written by whoever has a proof."""
+        """Whether sessions are ours; None before the first connection. Written by the thread that has a proof."""
 
     @property
     def own(self) -> bool:
@@ -79,7 +79,7 @@ class Sessions:
         return self._own
 
     def notify(self, channel: str) -> None:
-        """Notify whoever listens to ``channel``, by a connection made for that."""
+        """Notify the listeners to ``channel``, by a connection made for that."""
         other = self._connect()
         try:
             other.autocommit = True

@@ -367,7 +367,7 @@ class JobBoard(BoardScripts):
         delay: float = 0.0,
     ) -> Job:
         """Post a job. ``key`` makes it idempotent: while a job of that key is on the board (or in the trash), posting
-        again returns that job. ``delay`` seconds pass before anybody gets it.
+        again returns that job. ``delay`` seconds pass before a worker gets it.
 
         Raises ValueError for a bad priority, JobFailure for details or a book that JSON cannot hold, or when nobody
         can read the job that has the key.

@@ -227,7 +227,7 @@ def host_changes(ns: str) -> str:
 
 
 def backlog_changes(ns: str) -> str:
-    """Stream of the ids of waiting layers that somebody found changed."""
+    """Stream of the ids of waiting layers that a worker's resync found changed."""
     return f"{ns}:backlog:changed"
 
 

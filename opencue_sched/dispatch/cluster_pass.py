@@ -58,8 +58,8 @@ SHORTEST_SLEEP_SECONDS = 0.05
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
 FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0
-"""Cooldown of a layer all of whose frames were lost twice in a row: rows that somebody keeps locked must not hold a
-shard's hosts."""
+"""Cooldown of a layer all of whose frames were lost twice in a row: rows that a transaction keeps locked must not hold
+a shard's hosts."""
 _TRIES = 4
 """How often a plan goes on with other frames in place of those that other planners have the permits of, less one."""
 _MOST_READS = 40

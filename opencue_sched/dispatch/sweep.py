@@ -140,7 +140,7 @@ class Sweeper:
         limit. The end of any frame, whatever its tags, may give these headroom. Passes add keys without the lock
         and sweeps discard them, one key at a time, which needs none."""
         self.clusters: frozenset[Cluster] = frozenset()
-        """All clusters there are, as they were read last. Anybody may read it: a sweep replaces the whole set."""
+        """All clusters there are, as they were read last. Any thread may read it: a sweep replaces the whole set."""
         self._awake: frozenset[WaitingTag] = frozenset()
         """The tags for which work waits, as the last scan or the backlog said."""
         self._read_at = float("-inf")

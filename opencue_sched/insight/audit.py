@@ -39,7 +39,7 @@ U = TypeVar("U")
 
 
 class Severity(StrEnum):
-    """How bad a finding is. FAIL must be put right; WARN is what somebody probably did not mean."""
+    """How bad a finding is. FAIL must be put right; WARN is what was probably not meant."""
 
     OK = "ok"
     WARN = "warn"

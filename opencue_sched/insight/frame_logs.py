@@ -140,8 +140,8 @@ def end_of_log(path: str, most_bytes: int) -> str | None:
     """The end of a log, RQD's account of the run included, as a terminal or a browser may show it; None where it is not
     visible here.
 
-    Whoever submits jobs chooses the directory, and may write there: a symbolic link would show a stranger's files to
-    those who look at the page.
+    A person who submits jobs chooses the directory, and may write there: a symbolic link would show a stranger's files
+    to those who look at the page.
     """
     try:
         with open_log(path, follow=False) as log:

@@ -198,8 +198,8 @@ def _noted(
     connection: Connection,
     wider: Counters,
 ) -> list[str]:
-    """Call ``then``, and ``note`` with the ids of the frames that it changed and of those changed ``before``. Returns the
-    ids that ``then`` returned."""
+    """Call ``then``, and ``note`` with the ids of the frames that it changed and of those changed ``before``. Returns
+    the ids that ``then`` returned."""
     changed = then(connection, wider)
     if before or changed:
         note(connection, (*before, *changed))
@@ -207,8 +207,8 @@ def _noted(
 
 
 def _finish(job_id: str, note: Note, connection: Connection, wider: Counters) -> bool:
-    """Make a PENDING job FINISHED, with a note, and meet the dependencies on the whole job. Returns whether this call did
-    it."""
+    """Make a PENDING job FINISHED, with a note, and meet the dependencies on the whole job. Returns whether this call
+    did it."""
     found = depends.find_depends(connection, jobs=[job_id])
     affected = depends.counters_of_dependents(connection, found)
     release.lock_counters(connection, Counters([("job", job_id)]) | affected | wider)

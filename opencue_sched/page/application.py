@@ -22,7 +22,7 @@ def asks_for_a_password(options: Any) -> bool:
 
 def is_own_name(host: str, hosts: Collection[str]) -> bool:
     """Whether a page may be asked for by ``host``, in lower case and without a port: as localhost, by an address, or by
-    one of ``hosts``. No other page can have such a name in a browser, whoever answers for other names."""
+    one of ``hosts``. No other page can have such a name in a browser, whichever server answers for other names."""
     name = host.rstrip(".")
     if name == "localhost" or name in hosts:
         return True

@@ -1,6 +1,6 @@
-"""The guard of Flower's start: no Flower of ours can be reached by anybody without a password.
+"""The guard of Flower's start: no Flower of ours can be reached by a person without a password.
 
-By default Flower listens on every address, and anybody who reaches it can stop workers. Here it listens on loopback
+By default Flower listens on every address, and a person who reaches it can stop workers. Here it listens on loopback
 unless told otherwise, and on another address only with a password. Flower takes options from the command line, from
 ``FLOWER_*`` variables and from a file of its own, so the guard checks what Flower has made of all three.
 """

@@ -255,7 +255,8 @@ class Backlog:
     # Reading
 
     def instant(self) -> float:
-        """The time, later than at any call before. Whoever reads for ``apply`` asks before the query begins."""
+        """The time, later than at any call before. A caller that reads for ``apply`` asks for it before its query
+        begins."""
         with self._lock:
             self._latest = max(self._clock(), math.nextafter(self._latest, math.inf))
             return self._latest

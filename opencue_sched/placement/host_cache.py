@@ -308,8 +308,8 @@ class HostCache:
     def instant(self) -> float:
         """The time, later than at any call before: reads, commits and refusals are strictly ordered by it.
 
-        Whoever reads hosts for ``apply`` asks before the query begins. The query must see whatever was committed
-        before: do not use an older REPEATABLE READ snapshot.
+        A caller that reads hosts for ``apply`` asks for this before its query begins. The query must see whatever was
+        committed before: do not use an older REPEATABLE READ snapshot.
         """
         with self._lock:
             self._latest = max(self._clock(), math.nextafter(self._latest, math.inf))

@@ -37,7 +37,7 @@ def announce(
     procs: Sequence[str],
     hosts: Sequence[str],
 ) -> None:
-    """Release the procs in the ledger, then publish the hosts: whoever plans these finds the counters lowered.
+    """Release the procs in the ledger, then publish the hosts: a pass that plans these finds the counters lowered.
 
     To be called after the commit, and never fails: what was committed must not be taken for failed.
     """

@@ -57,7 +57,7 @@ Note = Callable[[Connection, Collection[str]], object]
 """A function that writes down who has frames changed, in the transaction that changes the last of them.
 
 It is given the ids of all: the others were changed before, for the same person. What it locks of jobs is locked behind
-their counters and before their layers, as by whoever ends jobs."""
+their counters and before their layers, as in a transaction that ends jobs."""
 
 _Result = TypeVar("_Result")
 

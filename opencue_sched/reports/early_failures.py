@@ -1,7 +1,7 @@
 """Frames that failed soon after their start, read from OpenCue's history where a Cuebot takes the reports.
 
-A history says with which status a run ended, and not whether somebody killed it. Whoever breaks every frame does so
-within seconds, and few are killed so soon: what failed within a minute is believed.
+A history says with which status a run ended, and not whether it was killed. A host that breaks every frame does so
+within seconds, and few runs are killed so soon: a failure within a minute is believed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = structlog.get_logger(__name__)
 EARLY_SECONDS = 60.0
 """A run that failed later may have been killed."""
 SINCE_SECONDS = 600.0
-"""How far back it is looked each time: what nobody looked at for a while is found all the same."""
+"""How far back each look goes: runs that no process looked at for a while are found all the same."""
 MOST_RUNS = 1_000
-"""Runs looked at each time."""
+"""How many runs one look takes at most."""
 
 
 def note_early_failures(engine: Engine) -> int:

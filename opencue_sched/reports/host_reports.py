@@ -150,7 +150,7 @@ class HostReports:
 
     def _known(self, statuses: Sequence[_Status]) -> list[_Status]:
         """The hosts whose rows are there and, but for their statistics, up to date: those of the others are made so
-        first, each in a transaction of its own, as somebody may have it locked."""
+        first, each in a transaction of its own, as another transaction may have it locked."""
         rows = self._by_names([status.host for status in statuses])
         known = []
         for status, row in zip(statuses, rows, strict=True):

@@ -3,7 +3,7 @@ proc it names, and what became of it. Pure: no database, no clock.
 
 The ownership fence comes first: a report may only stop the run it describes. A proc that no longer has the reported
 frame means that the run was superseded (retried, eaten, cleared and perhaps booked again), and applying the report
-would stop somebody else's run.
+would stop another proc's run.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RunVerdict(StrEnum):
     ORPHAN_APPLIED = "orphan_applied"
     """The frame was running without a proc; it was stopped."""
     RELEASED = "released"
-    """The proc's frame had been taken off it, or was stopped by somebody else; the proc was released."""
+    """The proc's frame had been taken off it, or another process stopped it; the proc was released."""
     SUPERSEDED = "superseded"
     """Another proc, or another frame of this proc, has taken over: nothing was changed."""
     STALE = "stale"

@@ -26,7 +26,7 @@ class UnreadableMessages(grpc.ServerInterceptor):
     def __init__(self, count: Callable[[str], object], clock: Callable[[], float]) -> None:
         self._count = count
         self._clock = clock
-        # When each peer was told of last. Under the lock: any thread of the server asks.
+        # When the last warning about each peer was logged. Under the lock: any thread of the server asks.
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 

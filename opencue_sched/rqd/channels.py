@@ -285,7 +285,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
     def _name(self, connection: _Connection, name: str) -> None:
         """Learn by whose name a report is that came over a connection."""
         host = connection.host
-        # A host known by its address is whoever has that.
+        # A host known by its address is the machine that has the address.
         own = not name or is_address(host.name) or same_host(host.name, name)
         with self._lock:
             if connection.retired:
@@ -325,7 +325,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         if details.wait_for_ready:
             return  # a host that is DOWN was asked whether it is there again: see RqdKiller.answers
         if late and seconds is not None and seconds < min(_SHORTEST_TELLING_SECONDS, self.settings.timeout):
-            return  # the rest of somebody's time, not enough for an answer
+            return  # the rest of a caller's time, not enough for an answer
         now = self._clock()
         host.named_at = -math.inf  # the next connection may lead elsewhere
         if not host.unanswered:

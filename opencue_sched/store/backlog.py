@@ -1,7 +1,7 @@
 """What waits, for the backlog that a process keeps in memory: the layers, their first frames, and row versions.
 
 A layer is listed as long as frames of it wait and its job may run, whether or not a pass could book one of them now:
-the flags of its show, a quarantine and a start that lies ahead are kept by whoever reads this. All times are epoch
+the flags of its show, a quarantine and a start that lies ahead are kept by the reader, the backlog. All times are epoch
 seconds of the database's clock; each is turned into seconds by itself, since it may be infinite.
 """
 
@@ -83,7 +83,7 @@ _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer =
                 THEN ARRAY(SELECT DISTINCT ll.pk_limit_record
                            FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                            WHERE ll.pk_layer = l.pk_layer ORDER BY ll.pk_limit_record) END"""
-# The version: xmin is another after every UPDATE of a row, whoever makes it. Of job_resource only the priority is kept,
+# The version: xmin is another after every UPDATE of a row, by any program. Of job_resource only the priority is kept,
 # and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
 _VERSION = """concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
                      extract(epoch FROM q.until), ':', array_to_string({limits}, ' '))"""

@@ -125,7 +125,7 @@ _LOCK_FREE_HOSTS = prepared(
 )
 
 # Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
-# not waited for: whoever changes a cap has its vertex for itself (revision 0006).
+# not waited for: a transaction that changes a cap has its vertex for itself (revision 0006).
 _CAPS = prepared(
     f"""
     SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{{}}') AS text), true)
@@ -403,7 +403,7 @@ def start_frames(
     locked for no round trip but COMMIT's.
 
     Where Cuebot's triggers leave counters and history to us (``facts.set_based_frames``), both are written once for all
-    frames. Somebody may have put one of the functions back meanwhile. Where the triggers then left out some frames, and
+    frames. One of the functions may have been put back meanwhile. Where the triggers then left out some frames, and
     not all of them in both, all is taken back and done again by the triggers.
     """
     parameters = {

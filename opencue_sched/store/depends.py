@@ -333,7 +333,7 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
 
 
 _ADD_LOCK_KEY = 0x6F63732D64657073
-"""Advisory lock of whoever adds a dependency to jobs that are in: the bytes of ``ocs-deps``."""
+"""The advisory lock under which a dependency is added to jobs that are in: the bytes of ``ocs-deps``."""
 # Wait for that lock: of two dependencies that would make a circle, the second one is to see the first.
 _ADD_IN_TURN = text("SELECT pg_advisory_xact_lock(:key)")
 

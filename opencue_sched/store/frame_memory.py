@@ -72,7 +72,7 @@ _ASKING = text(
      WHERE layer.int_mem_min < used.peak AND (asked.memory_kb IS NULL OR asked.memory_kb < used.peak)
     """
 )
-# A frame that somebody else has locked is left to the next report.
+# A frame that another transaction has locked is left to the next report.
 _AS_REPORTED = text(
     """
     WITH needed AS (

@@ -1,9 +1,9 @@
-"""Events of jobs that the farm's own receiver is told of, where there is no Cuebot: a job has ended, or its first frame
+"""Events of jobs for the farm's own receiver, where there is no Cuebot: a job has ended, or its first frame
 has died.
 
 An event is a row of ``opencue_sched_job_event``, written by the transaction that ends the job or the frame, so there is
 one exactly if that was committed, and every worker is notified with the commit. None is written unless some worker has
-said lately that it has a receiver. Whoever sends one first sets the time at which it is tried again: a sender that dies
+said lately that it has a receiver. A sender first sets the time at which the event is tried again: a sender that dies
 leaves it to the next.
 """
 
@@ -73,7 +73,7 @@ _NOTE_DEATHS = text(
     {_NOTIFY}
     """  # noqa: S608 - only our own constants
 )
-# Forget that a dead frame of these jobs was told of: the next one is told of again.
+# Forget that an event of a dead frame of these jobs was written: the next frame that dies gets one again.
 _FORGET_DEATHS = text("DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 # Once an hour is enough, and a row that does not change costs nothing.
 _NOTE_RECEIVER = text(

@@ -33,8 +33,8 @@ def prepared(statement: str) -> TextClause:
 
 
 def row_of(table: str, alias: str, condition: str) -> str:
-    """SQL for the rows of ``table`` for which ``condition`` holds, with ``xmin``, to be joined as ``alias`` to what stands
-    before.
+    """SQL for the rows of ``table`` for which ``condition`` holds, with ``xmin``, to be joined as ``alias`` to what
+    stands before.
 
     The rows are looked up by an index of the condition, for each row that stands before. In an ordinary join PostgreSQL
     would rather read a whole table, or all of another index: from a few hundred ids on, or from one on where the

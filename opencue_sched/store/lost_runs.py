@@ -55,7 +55,7 @@ _HEARING = text(
       FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host WHERE str_state = 'UP' AND {HOST_IN_SCOPE}
     """  # noqa: S608
 )
-# Mark silent hosts DOWN; those that somebody has locked are left to the next time.
+# Mark silent hosts DOWN; hosts that another transaction has locked are left to the next time.
 _MARK_DOWN = text(
     f"""
     WITH silent AS (
@@ -67,8 +67,8 @@ _MARK_DOWN = text(
     RETURNING host_stat.pk_host
     """  # noqa: S608
 )
-# Two reports of its host in a row have not named the proc: silence alone may mean that whoever takes the reports was
-# away.
+# Two reports of its host in a row have not named the proc: silence alone may mean that the service that takes the
+# reports was away.
 _UNNAMED = "proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'"
 _SILENT = "proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'"
 # At random, so that runs which cannot be ended now never keep the others out of a bounded batch. A silent host that is

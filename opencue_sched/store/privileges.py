@@ -97,7 +97,7 @@ _ABSENT = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to
 
 
 def missing_tables(connection: Connection) -> list[str]:
-    """Our own tables that are not there. In a schema of this program's revision somebody has dropped them."""
+    """Our own tables that are not there. In a schema of this program's revision they were dropped."""
     ours = [name for name in (*READ, *CHANGED) if name.startswith("opencue_sched_")]
     return list(connection.execute(_ABSENT, {"names": ours}).scalars())
 

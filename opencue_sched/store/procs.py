@@ -144,7 +144,7 @@ _ACCOUNTS = (
 
 
 Run = Row[Any]
-"""What the database knows about one (proc id, frame id) somebody reported or wants ended: the columns of
+"""What the database knows about one (proc id, frame id) that a host reported or a caller wants ended: the columns of
 ``_READ_RUNS``. Ages in seconds.
 
 ``proc_id`` is empty when there is no such proc, and the next eight fields mean nothing then; ``proc_frame_id`` is empty

@@ -296,7 +296,7 @@ def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> froze
     have reserved by now (memory may have grown), set the frames WAITING with exit status 299.
 
     ``proc.frame.version`` must be int_version after the booking (CommitResult.committed): with the one before, the
-    frame would stay RUNNING for ever. Idempotent: what somebody else released or booked again, or an earlier call
+    frame would stay RUNNING for ever. Idempotent: what another process released or booked again, or an earlier call
     undid, is left as it is. Returns the ids of the procs deleted. The same statements for any number of bookings.
     """
     ids = [proc.proc_id for proc in procs]
@@ -307,7 +307,7 @@ def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> froze
     deleted = delete_procs(connection, ids)
     restore_hosts(connection, deleted)
     undone = frozenset(proc.id for proc in deleted)
-    # Whoever deleted the others has seen to their frames, which may have procs again.
+    # The process that deleted the others has seen to their frames, which may have procs again.
     frames = [proc.frame for proc in procs if proc.proc_id in undone]
     waiting, cleared = FrameState.WAITING, ExitStatus.FRAME_CLEARED
     stop_frames(connection, [FrameStop(frame.id, frame.version, waiting, cleared) for frame in frames])

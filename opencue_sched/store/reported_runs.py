@@ -1,7 +1,7 @@
 """What host reports say about running frames, of many hosts at once.
 
-Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
-skipped (SKIP LOCKED) and written by the next report.
+Reports come from every host every few seconds, so nothing here waits for a row that another transaction is changing: it
+is skipped (SKIP LOCKED) and written by the next report.
 """
 
 from __future__ import annotations

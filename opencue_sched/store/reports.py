@@ -21,7 +21,7 @@ from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
 LOCK_SECONDS = 2
-"""How long one host's report waits for a row of it that somebody has locked: other hosts' reports wait behind it."""
+"""How long the report of a host waits for a row that another transaction has locked: other reports wait behind it."""
 # Have statements of this transaction wait so long for a lock at most.
 _WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")
 _REPORTED = (
@@ -105,7 +105,7 @@ _FIND_ALLOC = text(
      LIMIT 1
     """
 )
-# A row that somebody else is changing is left to the next report.
+# A row that another transaction is changing is left to the next report.
 _UPDATE_HOST_STATS = text(
     """
     WITH status AS (
@@ -251,8 +251,8 @@ def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> list[s
 
 
 def reconcile_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
-    """Set idle to total minus the procs, in the order lock, read, write, but for hosts that somebody else has locked.
-    Returns the hosts where it was wrong."""
+    """Set idle to total minus the procs, in the order lock, read, write, but for hosts that another transaction has
+    locked. Returns the hosts where it was wrong."""
     locked = lock_free_hosts(connection, host_ids)
     return list(connection.execute(_RECONCILE_HOSTS, {"hosts": texts(locked)}).scalars())
 

@@ -188,7 +188,7 @@ _END = text(
     RETURNING pk_host
     """
 )
-# Prolong reservations, except those that somebody has locked.
+# Prolong reservations, except those that another transaction has locked.
 _RENEW = text(
     """
     UPDATE opencue_sched_hold hold SET until = to_timestamp(kept.until), free_at = to_timestamp(kept.free_at)
@@ -199,7 +199,7 @@ _RENEW = text(
     )
     """
 )
-# Reserve hosts for layers; a host that somebody has locked, or that is reserved by now, is left out.
+# Reserve hosts for layers; a host that another transaction has locked, or that is reserved by now, is left out.
 _GRANT = text(
     """
     WITH locked AS (

@@ -125,7 +125,7 @@ class SchemaFacts:
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
-    """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
+    """Whether frame history is queued, so that some process must call frame_history_drain() (after V49)."""
     backlog_is_named: bool
     """Our triggers name every show, job and layer whose waiting work changes: they are there, and enabled."""
     set_based_frames: bool

@@ -108,8 +108,9 @@ def accounting_audit(state: Any) -> dict[str, object]:
 
 
 def broadcast(app: Any, namespace: str, command: str, meant: Sequence[Actor], *, wait_seconds: float) -> list[Any]:
-    """Send a command to the instances ``meant``, which are all of one facility scope, and return their answers as soon as
-    all have answered, or after ``wait_seconds``. (``celery control`` reaches the scope of one's own settings only.)"""
+    """Send a command to the instances ``meant``, which are all of one facility scope, and return their answers as soon
+    as all have answered, or after ``wait_seconds``. (``celery control`` reaches the scope of one's own settings
+    only.)"""
     if not meant:
         return []
     app.conf.control_exchange = control_exchange(namespace, meant[0].facility)

@@ -44,7 +44,7 @@ class Handlers:
         self._hosts = hosts
         self._backlog = backlog
         self._shows_with_work: frozenset[str] = frozenset()
-        """Shows whose new work was told of and not named yet. Touched by the listener's thread alone."""
+        """Shows that have new work, whose layers were not named yet. Touched by the listener's thread alone."""
         self._to_follow: dict[str, None] = {}
         """Vertices ``bound:{id}`` and ``limit:{id}`` that were notified since they were followed again last, each once.
         Under the lock: the listener's thread adds them, the counters' thread takes them."""

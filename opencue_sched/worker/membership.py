@@ -123,8 +123,8 @@ class Membership:
         answer_job(self._client, self.namespace, reply, output, status="failed")
 
     def leave(self) -> bool:
-        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence. Returns whether all tasks have
-        ended."""
+        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence. Returns whether all tasks
+        have ended."""
         self.workload.stop()
         with self.present():
             idle = self.workload.wait_until_idle(self._settings.coordination.drain_grace)

@@ -308,7 +308,7 @@ class Process:
         self.membership.backlog = lambda: (backlog.age_seconds(), backlog.deaf)
 
     def wake_events(self) -> None:
-        """Have events of jobs sent at once, where there is somebody to tell: some were written."""
+        """Have events of jobs, which were just written, sent at once, where there is a receiver."""
         if receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot:
             self.event_wakes.wake()
 
@@ -319,8 +319,8 @@ class Process:
         self._counters.wake()
 
     def _read_what_was_missed(self, sleep: Callable[[float], None]) -> None:
-        """Read again all that notifications tell of. Each process does so for what it keeps in memory. Releases and caps
-        are the whole fleet's, so one process at a time reads them, and others wait until that has done it."""
+        """Read again all that notifications tell of. Each process does so for what it keeps in memory. Releases and
+        caps are the whole fleet's, so one process at a time reads them, and others wait until that has done it."""
         reconnects = self._reconnects
         if reconnects == self._reconnects_made_up_for:
             return
@@ -360,8 +360,8 @@ class Process:
     # Start and stop
 
     def start(self, node: str, capacity: int, sleep: Callable[[float], None]) -> None:
-        """Check and do all that must be done before the first message. Raises SchedulerError, which says what to do, and
-        whatever ``sleep`` raises to end the waiting."""
+        """Check and do all that must be done before the first message. Raises SchedulerError, which says what to do,
+        and whatever ``sleep`` raises to end the waiting."""
         queue = self.settings.queue
         metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
         check_stores(self.engine, self.client, self.settings)
@@ -433,8 +433,8 @@ class Process:
         (log.warning if misconfigured else log.info)("release_feed", message=message)
 
     def stop(self) -> bool:
-        """Let the tasks in hand end, within the grace, and give everything back. Returns whether all tasks have ended; if
-        not, nothing more is waited for, and nothing given back."""
+        """Let the tasks in hand end, within the grace, and give everything back. Returns whether all tasks have ended;
+        if not, nothing more is waited for, and nothing given back."""
         idle = self.membership.leave()
         if idle:
             self.close()

@@ -1,8 +1,8 @@
 """What a farm may decide differently, a module for each kind. All are pure: functions of a snapshot and of hosts.
 
 A firm admission holds in every round of a plan. A soft one holds in the first round, while others want the host too;
-what is idle after it goes to whoever can use it. How shows and jobs follow each other is not asked host by host: see
-``order``.
+what is idle after it goes to any frame that can use it. How shows and jobs follow each other is not asked host by host:
+see ``order``.
 """
 
 from __future__ import annotations
