@@ -117,9 +117,9 @@ class _Run:
         # no more.
         hosts = self._hosts(reserved)
         over = policy.ended(hosts.values(), demands) | (reserved - hosts.keys())
-        kept = [host for host_id, host in hosts.items() if host_id not in over]
+        draining = [host for host_id, host in hosts.items() if host_id not in over]
         may_run = [layer for layer in wide.values() if layer.demand.alloc_ids]
-        present = [host.reservation for host in kept if host.reservation is not None]
+        present = [host.reservation for host in draining if host.reservation is not None]
         due = policy.due_a_host(may_run, present, block_seconds=block_seconds, now=self.now)
         candidates, runs = self._candidates(due, kept)
         granted = policy.grants(due, kept, candidates, runs, now=self.now)
@@ -158,20 +158,20 @@ class _Run:
             demand = Demand(row.pk_facility, search_of(row, its_tags), frozenset(left[row.pk_show]), 0)
             if count := policy.hosts_of_a_wide_layer(demand, reached(its_tags)):
                 wide.append((row, demand, count))
-        kept_by_a_cap = self._kept_by_a_cap([row for row, _, _ in wide])
+        capped = self._capped([row for row, _, _ in wide])
         found: dict[str, tuple[Demand, int]] = {}
         for row, demand, count in wide:
             allocs = left[row.pk_show]
             open_allocs = frozenset(alloc_id for alloc_id, cores in allocs.items() if cores >= row.least_cores)
             for layer_id in row.layers:
-                may_use = frozenset[str]() if layer_id in kept_by_a_cap else open_allocs
+                may_use = frozenset[str]() if layer_id in capped else open_allocs
                 found[layer_id] = replace(demand, alloc_ids=may_use), count
         layers = store.fetch_layers(self.connection, found.keys())
         return {layer.pk_layer: self._with_blocked_seconds(layer, *found[layer.pk_layer]) for layer in layers}
 
-    def _kept_by_a_cap(self, wide: Sequence[Row[Any]]) -> frozenset[str]:
-        """The layers, out of those of these requirements, that a cap keeps waiting. What runs is summed of their jobs
-        alone, unless a folder of theirs has a cap, which all its jobs share."""
+    def _capped(self, wide: Sequence[Row[Any]]) -> frozenset[str]:
+        """The ids of the layers, out of those with these requirements, that a cap keeps waiting. What runs is summed
+        only of the layers' own jobs, unless one is in a folder with a cap, which all jobs of the folder share."""
         if not wide:
             return frozenset()
         job_ids = None if any(row.in_capped_folder for row in wide) else {job_id for row in wide for job_id in row.jobs}
@@ -228,10 +228,10 @@ class _Run:
         return candidates, runs
 
     def _renewed(
-        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, Sequence[RunningFrame]]
+        self, draining: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, Sequence[RunningFrame]]
     ) -> dict[str, Reservation]:
         renewed = {}
-        for host in kept:
+        for host in draining:
             reservation = host.reservation
             if reservation is not None and (need := demands[reservation.layer_id].need_on(host)) is not None:
                 free_at = policy.free_at(host, runs.get(host.id, ()), need, self.now)
