@@ -61,7 +61,7 @@ def make_engine(
     """An engine as engine_at() makes it, with a pool and a statement time-out.
 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
-    address that moves, the one that does is behind a new connection only, and a standby answers to every ping.
+    address that moves, only a new connection leads to the server that takes writes, and a standby answers every ping.
     """
     engine = engine_at(
         settings.sqlalchemy_url,
@@ -74,8 +74,8 @@ def make_engine(
         pool_recycle=3600,
         pool_timeout=CONNECT_SECONDS,
     )
-    # What the server has to say waits on the connection, as does its end, or the kernel's word that it vanished
-    # (DEAD_CONNECTION): it is only asked then. Asked before each use, that was a third of an idle farm's statements.
+    # The server is pinged only when something waits on the connection: a message, its end, or the kernel's word that
+    # the server vanished (DEAD_CONNECTION). A ping before each use is a third of an idle farm's statements.
     ping = engine.dialect.do_ping
     engine.dialect.do_ping = lambda connection: not _readable(connection) or ping(connection)  # type: ignore
     event.listen(engine, "handle_error", _leave_a_standby)
@@ -157,8 +157,8 @@ def _sqlstate_of_refusal(*given: Any, **named: Any) -> str:
     Where several hosts are tried, or TLS and none, a SQLSTATE that passes with time counts.
 
     The driver knows none, because libpq has only the text of a connection's failure: it is made to write the SQLSTATE
-    into that. It can be told so only between the beginning and the end of connecting, which needs a connection that
-    somebody waits for in steps.
+    into that. It can be told so only between the beginning and the end of connecting, which needs a connection that is
+    made in steps.
     """
     libpq = ctypes.PyDLL(_psycopg.__file__)
     libpq.PQsetErrorVerbosity.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -192,6 +192,7 @@ def _readable(connection: Any) -> bool:
 
 
 def _leave_a_standby(context: ExceptionContext) -> None:
+    """SQLAlchemy's hook behind an error: a connection to a server that takes no writes counts as disconnected."""
     if getattr(context.original_exception, "pgcode", None) == _TAKES_NO_WRITES:
         context.is_disconnect = True
 
@@ -213,8 +214,8 @@ def reading(engine: Engine) -> Connection:
 
 
 def ask(engine: Engine, read: Callable[Concatenate[Connection, _P], _T], *given: _P.args, **named: _P.kwargs) -> _T:
-    """The answer of a function that only reads, and has read all when it returns. It is called once more where a table
-    was altered since a statement of it was planned."""
+    """The answer of ``read``, a function that only reads, and has read all when it returns. ``read`` is called once
+    more where a table was altered since a statement of it was planned."""
     try:
         with reading(engine) as connection:
             return read(connection, *given, **named)

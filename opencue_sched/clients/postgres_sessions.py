@@ -64,10 +64,10 @@ class Sessions:
         connection.autocommit = False
 
     def prove(self, connection: Any, channel: str = "") -> bool:
-        """Have a connection in autocommit listen to a notification that this process sends by another one; whether it
-        was heard. ``channel`` is one that the connection goes on listening to, if its session is ours.
+        """Find out whether a connection in autocommit hears a notification that this process sends by another one.
 
-        By another one: what a connection sends itself it may hear where sessions are shared, too.
+        ``channel`` is one that the connection goes on listening to, if its session is ours. The notification goes by
+        another connection, because what a connection sends itself it may hear where sessions are shared, too.
         """
         heard = channel or new_channel()
         with connection.cursor() as cursor:
@@ -128,6 +128,7 @@ def new_channel() -> str:
 
 
 def _hears(connection: Any, channel: str, seconds: float) -> bool:
+    """Whether a connection of the driver's gets a notification of ``channel`` within so many seconds."""
     news = select.poll()
     news.register(connection, select.POLLIN)
     deadline = time.monotonic() + seconds

@@ -35,7 +35,7 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 _CANDIDATES = 50
-"""How many hosts are looked at for a layer that is due one."""
+"""How many hosts are looked at for a layer that is due a reservation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ReservationReport:
     kept: bool = True
     """False where another process did the same work, so that this run did nothing."""
     granted: Mapping[str, Reservation] = field(default_factory=dict)
-    """The new reservations, by host id. Nobody changes it afterwards."""
+    """The new reservations, by host id. Not changed after the run."""
     ended: frozenset[str] = frozenset()
     """The ids of the hosts that are reserved no more."""
     renewed: frozenset[str] = frozenset()
@@ -72,8 +72,8 @@ def keep_reservations(
 ) -> ReservationReport:
     """Bring blocked seconds and reservations up to date. With ``queue.reservations`` off, every reservation ends.
 
-    ``fence`` is that of the leader of ``role`` that asked for it: raises FencedOff, with nothing changed, when a newer
-    one was elected. The caller publishes the hosts that changed.
+    ``fence`` is that of the leader of ``role`` that sent the task. Raises FencedOff, with nothing changed, when a newer
+    leader was elected. The caller publishes the hosts that changed.
     """
     with engine.begin() as connection:
         begun = store.begin_task(connection, role)
@@ -103,9 +103,13 @@ class _Run:
     facts: SchemaFacts
     in_use: CoresInUse
     facilities: Sequence[str] | None
+    """The names of the facilities in scope; None: all."""
     now: float
+    """The time of the transaction, in epoch seconds of the database's clock."""
 
     def run(self, reserved: frozenset[str]) -> ReservationReport:
+        """Decide and write. ``reserved``: the ids of all hosts in scope with a row of a reservation, counting or
+        not."""
         wide = self._wide_layers() if self.settings.queue.reservations else {}
         if not wide:
             store.write_blocked(self.connection, {}, self.facilities)
@@ -113,17 +117,17 @@ class _Run:
             return ReservationReport(ended=ended)
         block_seconds = self.settings.queue.reservation_block_time
         demands = {layer_id: layer.demand for layer_id, layer in wide.items()}
-        # A reserved host that is not here is down, locked or gone. One without a reservation here has one that counts
-        # no more.
+        # Of the reserved hosts, those that are down, locked or gone are not read here, and their reservations end. A
+        # host that is read without a reservation has a row that no longer counts.
         hosts = self._hosts(reserved)
         over = policy.ended(hosts.values(), demands) | (reserved - hosts.keys())
         draining = [host for host_id, host in hosts.items() if host_id not in over]
         may_run = [layer for layer in wide.values() if layer.demand.alloc_ids]
         present = [host.reservation for host in draining if host.reservation is not None]
         due = policy.due_a_host(may_run, present, block_seconds=block_seconds, now=self.now)
-        candidates, runs = self._candidates(due, kept)
-        granted = policy.grants(due, kept, candidates, runs, now=self.now)
-        renewed = self._renewed(kept, demands, runs)
+        candidates, runs = self._candidates(due, draining)
+        granted = policy.grants(due, draining, candidates, runs, now=self.now)
+        renewed = self._renewed(draining, demands, runs)
 
         blocked = {layer_id: (layer.blocked_seconds, layer.demand.frames) for layer_id, layer in wide.items()}
         store.write_blocked(self.connection, blocked, self.facilities)
@@ -186,6 +190,7 @@ class _Run:
         return frozenset(layer_id for row in work if row.why != Verdict.BEHIND for layer_id in row.layers)
 
     def _with_blocked_seconds(self, row: Row[Any], demand: Demand, hosts: int) -> WideLayer:
+        """A wide layer from its row, with its blocked seconds as of now; ``hosts`` could ever take a frame of it."""
         blocked_seconds = policy.blocked_after(
             row.blocked_seconds,
             row.elapsed,
@@ -197,6 +202,7 @@ class _Run:
         return WideLayer(row.pk_layer, row.pk_job, row.priority, demand, blocked_seconds, hosts)
 
     def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
+        """The hosts of these ids that may take frames, by id."""
         staleness = self.settings.host_cache.host_staleness_threshold
         hosts = fetch_hosts_by_id(self.connection, sorted(ids), staleness)
         return {host.id: host for host in hosts}
@@ -230,6 +236,7 @@ class _Run:
     def _renewed(
         self, draining: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, Sequence[RunningFrame]]
     ) -> dict[str, Reservation]:
+        """The reservations that go on, with a later end, and the time at which the host is expected to be free."""
         renewed = {}
         for host in draining:
             reservation = host.reservation

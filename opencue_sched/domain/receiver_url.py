@@ -35,7 +35,7 @@ def read_receiver_url(url: str) -> ReceiverUrl:
     if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
         raise InvalidInput("it has a character that must be written with % in a URL")
     if "@" in parts.path + parts.query or parts.fragment:
-        # It may stand in a password, of which the rest would be taken for the host and the port.
+        # The character may stand in a password, the rest of which would be taken for the host and the port.
         raise InvalidInput("write @ as %40 and # as %23, and in a password also / as %2F and ? as %3F")
     place = parts.netloc.rpartition("@")[2]
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))

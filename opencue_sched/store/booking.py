@@ -28,6 +28,13 @@ from opencue_sched.store.set_based_frames import MARKER, UNCOUNTED, UNRECORDED
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
 # Set the time-outs of the commit's transaction, and have its statements planned by index.
+#
+# The last four settings are for the planner. Every row of a booking is named by its id, and statements here join in the
+# order in which they are written, in one plan for any number of rows. Left to itself PostgreSQL reads all frames for
+# some hundred ids, or all that wait of the few shows that it takes for managed ones: its statistics of a table as small
+# as that of the shows are never fresh. Where no index of a table serves, a plan without sequential scans has one all
+# the same, at a cost beyond each threshold of the just-in-time compiler: where that is on, such a statement takes 0.3
+# to 3 s.
 _SET_TIMEOUTS = prepared(
     """
     SELECT set_config('statement_timeout', :statement_ms, true), set_config('lock_timeout', :lock_ms, true),
@@ -38,17 +45,11 @@ _SET_TIMEOUTS = prepared(
            set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)
     """
 )
-# The last four are for the planner. Every row of a booking is named by its id, and statements here join in the order
-# in which they are written, in one plan for any number of rows. Left to itself PostgreSQL reads all frames for some
-# hundred ids, or all that wait of the few shows that it takes for managed ones: its statistics of a table as small as
-# that of the shows are never fresh. Where no index of a table serves, a plan without sequential scans has one all the
-# same, at a cost beyond each threshold of the just-in-time compiler: where that is on, such a statement takes 0.3 to
-# 3 s.
-
-# One row a layer: what the plan rests on as it is now, and the frames of it that were locked. Frames come with their
-# layers, so that both lists are joined before the rows of frames, of which PostgreSQL expects next to none to wait:
-# it would go through all planned layers for each frame. That a frame is of its layer is asked in such a way that no
-# index of layers serves: where each layer had one frame when it was planned, that of twenty thousand would be read.
+# Lock frames and read what the plan rests on: one row a layer, with the frames of the layer that were locked. Frames
+# come with their layers, so that both lists are joined before the rows of frames, of which PostgreSQL expects next to
+# none to wait: it would go through all planned layers for each frame. The condition that a frame is of its layer is
+# written so that no index of layers serves: where each layer had one frame when the statement was planned, an index
+# scan of a layer with twenty thousand would follow.
 _LOCK_FRAMES = f"""
     WITH planned AS MATERIALIZED (
         SELECT l.pk_layer, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
@@ -342,8 +343,8 @@ def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_second
 
 
 def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Give back what `lock_hosts` has locked, and lock those hosts that are free now. For after it, also after its
-    error."""
+    """Give back what `lock_hosts` has locked, and lock those hosts that are free now. To be called after `lock_hosts`,
+    also when that has raised an error."""
     return {row.id: row for row in connection.execute(_LOCK_FREE_HOSTS, {"hosts": texts(sorted(host_ids))})}
 
 
@@ -378,7 +379,8 @@ def take_back_writes(connection: Connection) -> None:
 
 
 def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
-    """Insert the procs; ids of those inserted. A frame that got another proc meanwhile keeps that one."""
+    """Insert procs, and return the ids of those that were inserted. A frame that got another proc meanwhile keeps that
+    one."""
     parameters = {
         "procs": texts(proc.proc_id for proc in procs),
         "hosts": texts(proc.host.id for proc in procs),
@@ -443,7 +445,7 @@ def _amounts(procs: Sequence[PlannedProc]) -> dict[str, str]:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Never 0, which would mean no time-out at all."""
+    """Seconds as the server's time-outs take them: never 0, which would mean no time-out at all."""
     return str(max(1, round(seconds * 1000)))
 
 
@@ -471,7 +473,7 @@ _LAUNCH_DETAILS = prepared(
 
 
 def fetch_launch_details(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> LaunchDetails:
-    """What frames of these layers, all of them of these jobs, are launched with, in one statement."""
+    """Read what frames of these layers are launched with, in one statement; ``job_ids`` are the layers' jobs."""
     jobs: dict[str, JobDetails] = {}
     layers: dict[str, LayerDetails] = {}
     unfit = dict.fromkeys(layer_ids, "its row, or that of its job, is gone")

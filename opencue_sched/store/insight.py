@@ -1,6 +1,6 @@
-"""What people are told of a farm: why a job's frames wait, whether all a scheduler needs is there, what it is like now.
+"""Reads for what people are told of a farm: why a job's frames wait, what the server has, what hosts and cores do now.
 
-Reads only; usage is summed from the procs.
+Usage is summed from the procs. A reservation of a host is a row of ``opencue_sched_hold``, and ``hold`` in names here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_s
 
 
 def rank(connection: Connection, job_id: str) -> Row[Any] | None:
-    """Where a job stands among the jobs of its show and facility that have frames waiting and for which passes look;
-    None for a job for which they do not.
+    """The place of a job among the jobs of its show and facility that have frames waiting and may be booked; None for a
+    job that is none of these.
 
     - ``show`` and ``priority``: the job's own.
     - ``place``: its place by rank (priority, then age; 1 goes first) among so many ``jobs``.
@@ -51,7 +51,7 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
 
 
 def services(connection: Connection, show_id: str) -> frozenset[str]:
-    """The services there are, for all shows or for this one."""
+    """The names of the services that a show may use: those of all shows and its own."""
     return frozenset(connection.execute(_SERVICES, {"show": show_id}).scalars())
 
 
@@ -84,7 +84,7 @@ _IN_FORCE = text("SELECT name, current_setting(name) AS value FROM unnest(CAST(:
 
 
 def settings_in_force(connection: Connection, names: Iterable[str]) -> dict[str, str]:
-    """The values that the server's parameters of these names have in our session."""
+    """The values of the server's parameters of these names in our session, by name."""
     return {row.name: row.value for row in connection.execute(_IN_FORCE, {"names": list(names)})}
 
 
@@ -93,11 +93,12 @@ def server(connection: Connection) -> Row[Any]:
     return connection.execute(_SERVER).one()
 
 
-# What the farm is like now, as top, its page and its metrics show it: summed, or bounded.
+# The farm as it is now, for top, the page and the metrics: summed, or bounded.
 # Cores are whole cores with fractions here, memory is in KB, ages in seconds. ``facility`` is a name; None is all.
 
 
 def _cores_of(what: str, where: str = "true") -> str:
+    """SQL for the sum of an amount in centicores, as cores, over the rows for which ``where`` holds."""
     return f"CAST(coalesce(sum({what}) FILTER (WHERE {where}), 0) AS double precision) / {CENTICORES_PER_CORE}"
 
 
@@ -197,8 +198,8 @@ def unreached_layers(connection: Connection, job_ids: Sequence[str]) -> Sequence
 
 
 def holds(connection: Connection, facility: str | None) -> Sequence[Row[Any]]:
-    """The hosts that drain for a wide frame. ``oldest_age``: for how many seconds the one has drained that has drained
-    longest; ``show`` is empty for a job that is gone."""
+    """The hosts that drain for a wide frame, a row each, with their ``facility`` and the ``show`` of the frame, empty
+    for a job that is gone. ``oldest_age`` is the age of the oldest reservation, in seconds, in each row."""
     return connection.execute(_HOLDS, {"facility": facility}).all()
 
 

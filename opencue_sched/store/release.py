@@ -1,4 +1,7 @@
-"""Ending runs: counter locks, the frame stop, usage and peak memory."""
+"""The statements that end runs: they lock counters, stop frames, and write usage and peak memory.
+
+Deleting procs and giving hosts back what they held is in procs.py; which state a frame gets is for reports/ to say.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ from opencue_sched.store.procs import (
     restored,
 )
 
-# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow. A run that ends
-# with 299 (cleared) counts none, and the history trigger forgets it.
-# While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, which only a Cuebot ends: so it is turned off.
+# Stops frames that run. Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would
+# overflow: they stay at the largest. A run that ends with 299 (cleared) adds no seconds, and the history trigger
+# deletes its row. While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, and only a Cuebot ends that
+# state: so checkpointing is turned off.
 _STOPPED = """
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
@@ -109,6 +113,7 @@ _USAGE = f"""
                   AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
 """  # noqa: S608
 # Adds the frames that succeeded and failed to show_stats. Every run that ends in a show locks that one row.
+# Counts runs that succeeded and failed for their shows, whose rows are locked in order.
 _SHOWS = """
     WITH ended AS (
         SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
@@ -168,7 +173,7 @@ def counters_of(rows: Iterable[Any]) -> Counters:
 
 @dataclass(frozen=True, slots=True)
 class FrameStop:
-    """How a run is to end."""
+    """A frame to stop, and the state that it gets."""
 
     frame_id: str
     version: int | None
@@ -209,10 +214,12 @@ def lock_and_stop_frames(
 
 
 def _of_kind(wanted: str, counters: Counters) -> list[str]:
+    """The ids of the counters of one kind."""
     return [row_id for kind, row_id in counters if kind == wanted]
 
 
 def _stops(stops: Sequence[FrameStop]) -> dict[str, object]:
+    """The parameters of _STOP_FRAMES."""
     rows = [
         {
             "frame_id": stop.frame_id,
@@ -246,9 +253,10 @@ def record_runs(
     """Give the hosts back what deleted procs had reserved (`restore_hosts`), and write what stopped frames, each with
     its show's id, leave behind.
 
-    That is: layer_usage and job_usage (seconds), the peaks in layer_mem and job_mem, and show_stats. Layers (id to peak
-    memory, KB) that allow it have their int_mem_min lowered to their peak and a quarter GB; one nothing was measured of
-    stays as it is. All in one message, to be the last of its transaction, but where a job finishes.
+    That is: layer_usage and job_usage (seconds), the peaks in layer_mem and job_mem, and show_stats. The layers of
+    ``peaks_kb`` (id to peak memory, KB) that allow it have their int_mem_min lowered to the peak and a quarter GB; a
+    layer of which nothing was measured stays as it is. All is one message, the last of its transaction but where a job
+    finishes.
     """
     ended = [{**frame._mapping, "show": show_id} for frame, show_id in stopped]
     connection.execute(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 
 def compared_tag(column: str) -> str:
-    """The tag in a column as it is compared. Revision 0016 has an index of these of ``host_tag``."""
+    """SQL for the tag in a column, in the form in which tags are compared. Revision 0016 has an index of ``host_tag``
+    by this expression."""
     return f"""lower(replace({column}, ' ', '') COLLATE "C")"""
 
 
 def compared_tags(column: str) -> str:
-    """The tags in a column of ``layer.str_tags`` as they are compared: an array."""
+    """SQL for the tags in a column such as ``layer.str_tags``, in the form in which tags are compared: an array."""
     return f"string_to_array({compared_tag(column)}, '|')"

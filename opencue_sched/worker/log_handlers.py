@@ -18,8 +18,8 @@ LOSSES_TOLD_EVERY_SECONDS = 60.0
 
 
 class TellsLosses(logging.Handler):
-    """A handler that tells once a minute, by all handlers, how many lines it could not write. Its state changes under
-    its lock."""
+    """A handler that counts the lines it could not write, and logs the count once a minute, by all handlers. Its state
+    changes under the handler's own lock."""
 
     what: str
     """What the handler writes to, for people."""
@@ -32,6 +32,7 @@ class TellsLosses(logging.Handler):
     """The time at which losses may be told again, by the clock."""
 
     def handle(self, record: logging.LogRecord) -> bool:
+        """Write a line; then log the lines that were lost, if it is time to."""
         # Told without this handler's lock: the line goes through the other handler, which may have lost lines as well
         # and be about to tell that through this one.
         written = super().handle(record)
@@ -40,6 +41,7 @@ class TellsLosses(logging.Handler):
         return bool(written)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; one that cannot be written is counted."""
         try:
             super().emit(record)
         except OSError:  # the file cannot be opened anew
@@ -60,7 +62,7 @@ class TellsLosses(logging.Handler):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif record.name != __name__:  # what tells of losses is no loss
+        elif record.name != __name__:  # the line that tells of losses is not counted itself
             self._lost, self._why = self._lost + 1, error.strerror
 
 
