@@ -1,5 +1,5 @@
 -- board_claim_with: with one job of a shard take the others of it that are ready, the oldest first, and those that sleep
--- because they found no place: hosts that come free are planned for all of them at once. Not what rests for having
+-- because they found no place: hosts that come free are planned for all of them at once. Not those that sleep for having
 -- nothing to do ('idle'), for a failure, or for an operator.
 -- ARGV[2] uuid of the job that is claimed already   ARGV[3] token of its claim   ARGV[4] shard, or ''   ARGV[5] owner
 -- ARGV[6] claims' life in ms, 0 never ends   ARGV[7] a token nobody else knows, which tells them from others

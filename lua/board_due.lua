@@ -1,8 +1,8 @@
 -- board_due: take the jobs for which a message is due, each with the ticket of that message, those first that wait longest.
 -- ARGV[2] ms after which a message that nobody took is sent again
--- Returns ms until the first claim runs out (-1: none does), then for each job: {uuid, details, ticket, when a message
--- was sent in vain (ms; 0: none was, 1: its claim ran out)}.
--- Invariants: of many that ask one gets the ticket; a job that is not ready, also one that rests for want of work, gets none.
+-- Returns ms until the first claim runs out (-1: none does), then for each job: {uuid, details, ticket, when an unanswered
+-- message was sent (ms; 0: there is none, 1: its claim ran out)}.
+-- Invariants: of many callers one gets the ticket; a job that is not ready gets none, nor does one that sleeps for want of work.
 --@include board
 -- More than are lost at once. With more than that due, a farm is short of workers, not of messages.
 local JOBS_PER_CALL = 200

@@ -7,7 +7,7 @@
 --      'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (another worker may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
---      'idle'    like sleep, but no message is to be sent at the end of the rest: there was nothing to do
+--      'idle'    like sleep, but no message is to be sent at its end: there was nothing to do
 --      'put_off' like sleep, but nothing was learnt about the job: its failures in a row stay as they are
 --      'fail'    not before now + delay, whatever wakes it; the failure is counted and kept with why and the error text
 --      'consume' done: the job is gone
@@ -15,7 +15,7 @@
 -- Returns {1, ticket of the message to send or 0}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
 -- {0, 'lost'} when the same owner has a later claim.
 -- Invariants: only the claim's owner under its fence and token does anything; a claim that ran out is never revived; the job
--- is in exactly one place afterwards; what an operator told to rest does so; a call that is made again because its answer
+-- is in exactly one place afterwards; a job that an operator put to sleep sleeps on; a call that is made again because its answer
 -- was lost gets the same answer, and changes nothing.
 --@include board
 local before = answered_before(ARGV[11])

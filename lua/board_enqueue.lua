@@ -1,10 +1,10 @@
 -- board_enqueue: post jobs by name, once each, and say for which a message should be sent now.
 -- ARGV[2] ms after which a message that nobody took is sent again
 -- ARGV[3..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- Returns for each group: {uuid, ticket of the message to send (0: none), one was sent in vain (1|0), it rests (1|0)}.
+-- Returns for each group: {uuid, ticket of the message to send (0: none), a message was not answered (1|0), the job sleeps (1|0)}.
 -- Invariants: one job per name, however often it is enqueued; a wake is never lost: it either makes the job ready or
--- moves `wake`, which the present claim compares when it ends; a job told to rest is not woken; nothing waits because the
--- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.
+-- moves `wake`, which the present claim compares when it ends; a job that an operator put to sleep is not woken; nothing
+-- waits because the clock was put back; whatever of a job or of the board's own keys was lost or damaged, the job is ready, and sent for.
 -- Before anything is read: a key of the board that was made one of another type would end every call.
 for i, kind in ipairs({'zset', 'zset', 'zset', 'hash', 'string', 'stream', 'zset', 'zset', 'zset'}) do
   local type = redis.call('TYPE', KEYS[i]).ok

@@ -4,8 +4,8 @@
 -- ARGV[7] of 'trash': the moment, ms, since which it counts as put aside; anything else means now
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
 --      'restore' from the trash, ready at once, failures forgotten
---      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
---      'withdraw' for good, while it is ready or rests
+--      'rest'    sleep for ARGV[4] ms from now, whatever wakes the job; 0 ends the sleep
+--      'withdraw' take it off the board for good, while it is ready or sleeps
 -- Returns {1}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
 -- Invariants: the job is in exactly one place afterwards; as board_end for a call that is made again.
 --@include board

@@ -5,7 +5,7 @@
 --         int_foreign come first; of one that counts machines two lists of machines come last: those that hold it by what
 --         the ledger does not have, and those that hold it so and do not count.
 -- Returns {1, written, passed over because newer caps are there}, or {0, 'not_ready', stored epoch, '0'}.
--- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one of the same
+-- Invariants: counters of bookings are not touched, only created as 0; an older read never replaces a newer one of the same
 --         server. Another server's numbers say nothing of this one's. Of what a worker of the release before writes of a
 --         limit the rest is older.
 --@include ledger

@@ -2,8 +2,8 @@
 -- KEYS    1 acct:epoch, 2 acct:seq
 -- ARGV    1 the epoch as the caller saw it ('' for none, or one of another type), 2 the new one
 -- Returns 1, also when it is there already, by a call whose answer was lost; 0 when another process has changed it since.
--- Invariants: of all that have seen an epoch one replaces it; who filled the store before is fenced off by the new one.
---         A number that cannot be increased, or is too long for a record, begins anew: who fills numbers all entries.
+-- Invariants: of all callers that have seen an epoch one replaces it; the process that filled the store before is fenced off.
+--         A number that cannot be increased, or is too long for a record, begins anew: the filler numbers all entries.
 local stored = redis.call('MGET', KEYS[1])[1] or ''
 if stored == ARGV[1] then
   local seq = redis.pcall('INCR', KEYS[2])

@@ -1,7 +1,7 @@
 -- permits_drop: give the permits of many frames back.
 -- KEYS permits   ARGV[1] owner
--- Returns how many of them the owner had; they are gone.
--- Invariant: nobody else's permit goes.
+-- Returns how many of the permits the owner had; these are gone.
+-- Invariant: another owner's permit stays.
 local own = {}
 for i, owner in ipairs(redis.call('MGET', unpack(KEYS))) do
   if owner == ARGV[1] then

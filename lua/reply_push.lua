@@ -1,4 +1,4 @@
--- reply_push: answer who waits for a job.
+-- reply_push: answer the caller that waits for a job.
 -- KEYS[1] reply list   KEYS[2] job hash   ARGV[1] answer (JSON)   ARGV[2] life in seconds   ARGV[3] status
 -- Returns 1, or 0 when the job was answered before.
 -- Invariants: list and hash say the same, both end after their life; the first answer stands.

@@ -7,11 +7,12 @@
 --   owner, fence, claim (token that the present or last claimant made up), expires (ms, +inf never, 0 none),
 --   failures (in a row), failing (ms of the first of them), reason (of the last, one line), error (its text),
 --   wake (counts wake-ups), sent (ms a message was last sent), ticket (number of the last message sent),
---   done (tickets up to this one were answered by a claim), tries (messages since that nobody took), rest (ms before which nothing wakes it)
+--   done (tickets up to this one were answered by a claim), tries (messages since then that no claim answered),
+--   rest (ms before which nothing wakes the job)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
 -- names maps an idempotency key to its uuid. awaited has every job for which a message is to be sent (score: when, ms): when
--- its rest ends, its claim ran out, or no claim answered the last message; board_due removes those that need none any more.
+-- its sleep ends, its claim ran out, or no claim answered the last message; board_due removes those that need none any more.
 local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]
@@ -73,13 +74,13 @@ local function make_ready(uuid)
   emit('READY', uuid, job[3])
 end
 
--- A message for the job is due at this moment; nobody sends one now.
+-- A message for the job is due at this moment, and no caller sends one now.
 local function set_due(uuid, at)
   redis.call('ZADD', AWAITED, format(at), uuid)
 end
 
--- A message for the job is about to be sent, perhaps after one in vain: its number. A claim answers all numbers up to the
--- present one. Unless one does, the next message is due after `resend` ms, after a message in vain twice as long, and so on
+-- The number of a message for the job that is about to be sent, perhaps after an unanswered one. A claim answers all
+-- numbers up to the present one. Unless one does, the next message is due after `resend` ms, after an unanswered one twice as long, and so on
 -- up to 16 times.
 local function next_ticket(uuid, in_vain, resend)
   local job = PREFIX .. uuid

@@ -1,8 +1,8 @@
 -- The counters of a vertex, whatever it counts and whatever another program wrote there. Needs includes/ledger.
 --@include machines
 
--- The fields as numbers, 0 for one that is not there. A spoilt one becomes SPOILT. A key of another type goes, and is
--- seeded when it is booked.
+-- The fields as numbers, 0 for one that is not there. A damaged field becomes SPOILT. A key of another type is deleted, and
+-- seeded when the vertex is booked.
 local function counters(key, ...)
   local read = redis.pcall('HMGET', key, ...)
   if read.err then

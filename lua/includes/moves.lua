@@ -30,7 +30,7 @@ end
 -- may name fit, unless they are under limits that count machines or are reported, which take more commands than others.
 local COMMANDS, EACH = 385, DUAL and 38 or 24
 
--- The commands that it takes at most to move an entry.
+-- How many commands it takes at most to move an entry.
 local function cost_of(entry)
   if not entry or not string.find(entry, '@', 1, true) then return EACH end
   local cost = DUAL and 26 or 11

@@ -18,13 +18,13 @@ end
 local function machines_refuse(limit, machine, running, threshold, maximum, after)
   local key, holding = 'acct:limit:' .. limit .. '@', 'acct:machines:' .. limit
   local others, bound = holding .. ':others', '(' .. (after ~= '' and after or 0)
-  -- Entries of when it counted frames, of which the machine is not known, know since when they run.
+  -- Entries from when the limit counted frames do not have their machine, and have since when they run.
   local dated = try('ZCARD', 'acct:started:' .. limit)
   local unknown = running - (call('HGET', key, 'int_running') or 0) + (type(dated) == 'number' and dated or 0)
   local use = call('ZCOUNT', holding, bound, '+inf') + call('SCARD', others) + math.max(0, unknown)
   if use < threshold then return end
-  -- A machine that holds it by both is one, and this one, left in the set by a worker of the release before, is no other.
-  -- To know them takes longer than to count, and matters only here.
+  -- A machine that is in both sets counts once, and so does this machine, if a worker of the release before left it in the set.
+  -- To read their names takes longer than to count them, and they matter only here.
   local frames = tonumber(call('HGET', key .. machine, 'int_running') or 0)
   local reported = call('SISMEMBER', others, machine) == 1
   local since_bound, ours, by_both_since = tonumber(after ~= '' and after or 0), {}, {}
@@ -66,7 +66,7 @@ end
 
 -- A limit of frames is used by the tokens that are reported, and by younger frames.
 local function frames_refuse(limit, running, most, settled, after)
-  -- Entries of when it counted machines are counted as known, and are not among the starts.
+  -- Entries from when the limit counted machines are counted as known, and are not among the starts.
   local started = 'acct:started:' .. limit
   local known = tonumber(call('HGET', 'acct:limit:' .. limit .. '@', 'int_running') or 0)
   known = math.min(known, call('ZCARD', started))
