@@ -47,7 +47,8 @@ POLL_SECONDS = 0.5
 LOG_AGAIN_SECONDS = 60.0
 """The time between two log lines of one event about one subject."""
 FUTURE_SECONDS = 5.0
-"""How far ahead a recorded tick must begin to be of the future; less is the drift between two Redis of a failover."""
+"""A recorded tick that begins more than this ahead was fired while the clock of Redis was wrong; less may be the drift
+between the two servers of a failover."""
 
 
 def make_gate(settings: Settings) -> LeaderGate:
@@ -88,10 +89,15 @@ class LeaderScheduler(Scheduler):
         self.presence: Presence | None = None
         self.census: FleetCensus | None = None
         self._serves = False
+        """Whether metrics and probes are served."""
         self._refresh_at = 0.0
+        """When the presence is to be refreshed next, by the boot clock."""
         self._shown_fence = 0
+        """The fence in the presence; 0 while this beat does not lead."""
         self._ahead = 0.0
+        """How far the last tick that was recorded too early is ahead, in seconds; 0 for none."""
         self._log_again_at: dict[tuple[str, object], float] = {}
+        """When each event may be logged again about each subject, by the boot clock."""
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
@@ -111,12 +117,14 @@ class LeaderScheduler(Scheduler):
         return wait
 
     def _lead(self, gate: LeaderGate) -> float:
+        """Fire what is due; returns seconds until the next look."""
         now, last_ticks, self._ahead = gate.redis_time(), gate.last_ticks, 0.0
         waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in list(self.schedule.items())]
         fleet_metrics.ticks_ahead.set(self._ahead)
         return max(0.01, min([*waits, POLL_SECONDS]))
 
     def _stand_by(self, gate: LeaderGate) -> float:
+        """Fire nothing; returns seconds until the next look."""
         if gate.led_elsewhere:
             of = {"namespace": gate.keys.ns, "role": gate.keys.role}
             self._log_again(log.error, "two_redis_under_one_database", cure=ONE_REDIS, **of)
@@ -124,6 +132,7 @@ class LeaderScheduler(Scheduler):
         return max(0.05, min(gate.next_look, POLL_SECONDS))
 
     def _opened(self) -> LeaderGate:
+        """The leader gate, made at the first call with what goes with it. Raises SchedulerError."""
         if self.gate is None:
             self.serve()
             settings = get_settings()
@@ -155,7 +164,7 @@ class LeaderScheduler(Scheduler):
         self.presence.refresh(fence=fence)
 
     def _log_again(self, log_it: Callable[..., object], event: str, of: object = None, **fields: object) -> None:
-        """Log an event, of each ``of`` once a minute."""
+        """Log an event, at most once in LOG_AGAIN_SECONDS about each subject ``of``."""
         if boot_clock() >= self._log_again_at.get((event, of), 0.0):
             self._log_again_at[event, of] = boot_clock() + LOG_AGAIN_SECONDS
             log_it(event, **fields)
@@ -193,6 +202,7 @@ class LeaderScheduler(Scheduler):
         return int(now // MINUTE) if due else 0, float(wait)
 
     def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
+        """Claim a tick and send its message, unless another leader has the tick or this beat leads no more."""
         fence = gate.fence
         producer = self.producer  # connects at its first use: not between a tick's claim and its message
         if fence is None or not gate.may_fire(series, tick):

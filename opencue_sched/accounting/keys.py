@@ -1,7 +1,8 @@
 """Names of the ``acct:*`` keys: the only place in Python that spells them (in Lua: lua/includes/ledger.lua).
 
 The six namespaces and their field names are the contract of the accounting reference ("Redis schema"); the ledger,
-the limits, the epoch and the tombstones are ours. And what is in the ledger: bookings as entries and records.
+the limits, the epoch and the tombstones are ours. The second half of the module writes and reads what the ledger holds:
+bookings as entries and records.
 """
 
 from __future__ import annotations
@@ -16,35 +17,49 @@ from opencue_sched.domain.caps import SEPARATORS, Vertices
 from opencue_sched.errors import InvalidInput
 
 SEQ = "acct:seq"
+"""The sequence number, which grows with every change of the ledger."""
 LEDGER = "acct:ledger"
+"""The hash of the ledger: a record for each proc id."""
 EPOCH = "acct:epoch"
+"""The epoch (accounting.epoch)."""
 AUDIT = "acct:audit"
+"""The lease of the one consistency check that may run."""
 AUDIT_LOG = "acct:audit:log"
+"""The list of the entries that came into the ledger or went out of it during a consistency check."""
 BOOTSTRAP_LEASE = "acct:bootstrap"
+"""The lease of the process that fills the store."""
 RECOMPUTED_AT = "acct:recomputed"
+"""The time of the last whole recompute, in seconds of Redis TIME."""
 FOUND = "acct:recomputed:found"
+"""What the last whole recompute found (accounting.last_recompute)."""
 FOLLOWER = "acct:follower"
 """The process that moves entries of running frames to other limits; it expires."""
 IMPORTED = "acct:counted"
+"""The hash of notes of imported shows, by show id (accounting.imported_shows)."""
 HANDED_BACK = "handed-back:shows"
 """Sorted set of shows given back to Cuebot, by when every Cuebot knows (Redis TIME, seconds)."""
 MARKS_PREFIX = "acct:marks:"
+"""Prefix of the sorted sets of marks, one for each boot of a machine (accounting.age_marks)."""
 TOMBSTONES_PREFIX = "acct:tomb:"
+"""Prefix of the sets of released proc ids, one for each bucket of time."""
 TOMBSTONE_BUCKET_SECONDS = 120
-"""TOMB_WIDTH of the scripts."""
+"""The length of such a bucket: TOMB_WIDTH of the scripts."""
 LIMIT_PREFIX = "acct:limit:"
+"""Prefix of the hashes of limits, and of the counters of their frames on one machine."""
 MACHINES_PREFIX = "acct:machines:"
 """Prefix of the sorted set of machines on which the ledger has frames under a limit that counts machines, by when the
 last was booked; below 0 those that had some, by when the last ended."""
 STARTED_PREFIX = "acct:started:"
 """Prefix of the sorted sets of procs by when they were booked (lua/includes/machines.lua)."""
 EVERYTHING = "acct:*"
+"""The pattern of all keys of the accounting but HANDED_BACK."""
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
+"""The keys of every script of the ledger, in their order."""
 
 
 def tombstones(now: int) -> list[str]:
-    """The buckets of released ids that the scripts may touch at this moment, in Redis TIME."""
+    """The keys of the buckets of released ids that a script may touch at ``now``, in seconds of Redis TIME."""
     bucket = now // TOMBSTONE_BUCKET_SECONDS
     return [f"{TOMBSTONES_PREFIX}{near}" for near in range(bucket - 1, bucket + 3)]
 
@@ -84,7 +99,7 @@ def capped(vertices: Vertices) -> tuple[str, ...]:
 
 @lru_cache(maxsize=10_000)
 def counted(vertices: Vertices) -> tuple[str, ...]:
-    """Keys of all vertices a booking moves, limits last."""
+    """Keys of all vertices whose counters a booking moves, limits last."""
     return (*filter(None, _hierarchy(vertices)), *map(limit, vertices.limit_ids))
 
 
@@ -154,6 +169,7 @@ _KINDS = {kind.value: kind for kind in VertexKind}
 
 
 def ids_of(kind: VertexKind) -> int:
+    """How many ids the key of a vertex has."""
     return 2 if kind in (VertexKind.SUBSCRIPTION, VertexKind.POINT) else 1
 
 
@@ -276,6 +292,7 @@ class Record:
 
     @property
     def show_id(self) -> str:
+        """The id of the show in the entry."""
         return self.entry.split("|", 3)[2]
 
 

@@ -32,8 +32,11 @@ _LINES_SECONDS = 10.0
 
 
 def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
-    """Show how far jobs are until all have ended; with one statement a look, and through failures of PostgreSQL. How
-    they ended: ``outcome`` is succeeded, dead, eaten, killed or removed; exit status 1 unless all succeeded."""
+    """Show how far jobs are until all have ended, with one statement a look, and through failures of PostgreSQL.
+
+    Returns how each job ended: ``outcome`` is succeeded, dead, eaten, killed or removed. The exit status is 1 unless
+    all succeeded.
+    """
     ended: dict[str, dict[str, Any]] = {}
     looks = _looks(engine, chosen, ended)
     if asked_for_json():
@@ -48,6 +51,7 @@ def wait_for(engine: Engine, chosen: Sequence[NamedRow]) -> Done:
 
 
 def _end_words(job: dict[str, Any]) -> str:
+    """The line for people that says how a job ended."""
     more = {
         "dead": f", {job['dead']} dead; `opencue-sched explain {job['job']}` says of what",
         "eaten": f", {job['eaten']} eaten",
@@ -61,7 +65,7 @@ def _end_words(job: dict[str, Any]) -> str:
 def _looks(
     engine: Engine, chosen: Sequence[NamedRow], ended: dict[str, dict[str, Any]]
 ) -> Iterator[Sequence[LayerView]]:
-    """The layers at each look, until all jobs are among those that ``ended``."""
+    """The layers at each look, until all jobs have ended. Adds how each job ended to ``ended``, by the job's id."""
     stuck: set[str] = set()
     ids = [job.id for job in chosen]
     while True:
@@ -70,7 +74,7 @@ def _looks(
         for job in chosen:
             of_job = [layer for layer in layers if layer.job_id == job.id]
             outcome = _outcome(of_job)
-            # What waits for a frame that just succeeded may be freed a moment later.
+            # Dead at two looks in a row: frames that wait for one which just succeeded may be freed a moment later.
             if outcome == "dead" and job.id not in stuck:
                 stuck.add(job.id)
             elif outcome is None:
@@ -100,7 +104,7 @@ def _outcome(layers: Sequence[LayerView]) -> str | None:
     return "dead" if not goes_on and any(layer.dead for layer in layers) else None
 
 
-# What is shown meanwhile.
+# Shown while the jobs go on.
 
 
 def _show_lines(looks: Iterable[Sequence[LayerView]]) -> None:

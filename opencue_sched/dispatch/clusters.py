@@ -81,6 +81,7 @@ def build_clusters(
 def _clusters_of(
     facility_id: str, show_id: str, kind: ClusterKind, allocs_by_tag: dict[str, set[str]], queue: Queue
 ) -> Iterator[Cluster]:
+    """The clusters of one show and kind of tag in a facility: one for each tag, or for each chunk of tags."""
     if kind is ClusterKind.ALLOC:
         for tag, allocs in allocs_by_tag.items():
             # Two allocations of a facility may carry one tag; the cluster is theirs together then.
@@ -94,7 +95,7 @@ def _clusters_of(
 
 
 _HOSTS_COUNTED_SECONDS = 10.0
-"""The time between two counts of the hosts there are, of which only the number of shards depends."""
+"""The time between two counts of the hosts, on which nothing but the number of shards depends."""
 
 
 class FarmDivision:

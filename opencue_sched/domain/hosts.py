@@ -19,7 +19,7 @@ class Resources:
     gpu_memory_kb: int = 0
 
     def covers(self, other: Resources) -> bool:
-        """Whether this is at least ``other`` in everything."""
+        """Whether these resources are at least ``other`` in each amount."""
         return (
             self.cores >= other.cores
             and self.memory_kb >= other.memory_kb
@@ -30,7 +30,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A host is reserved for a frame of a layer, and drains until so many cores, KB and GPUs are idle there."""
+    """The reservation of a host for a frame of a layer. The host drains until so many whole cores, KB and GPUs are idle
+    there."""
 
     layer_id: str
     job_id: str
@@ -83,6 +84,7 @@ class Host:
 
     @property
     def total_cores(self) -> int:
+        """Whole cores of the host."""
         return idle_cores(self.total_centicores)
 
     def idle(self) -> Host:

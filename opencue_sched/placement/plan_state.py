@@ -122,5 +122,6 @@ class ShowState:
 
     @property
     def place(self) -> tuple[str, str]:
+        """The ids of the facility and the show."""
         cluster = self.work.clusters[0]
         return cluster.facility_id, cluster.show_id

@@ -30,6 +30,7 @@ SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS = 0.01, 0.05
 before them took, within these bounds. A transaction of few costs as much planning, and as many messages, as one of
 many; so where they come fast, more are applied together, and what each costs falls."""
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
+"""The pause after a batch that was not applied, which doubles up to the longest."""
 
 
 class NotAccepting(SchedulerError):
@@ -53,9 +54,11 @@ class CompletionBatcher:
         self._wake = threading.Condition()
         self._stopping = False
         self._give_up = threading.Event()
+        """Set once completions that wait are to be given up: the thread begins no further batch."""
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
     def start(self) -> None:
+        """Begin to apply completions."""
         self._thread.start()
 
     def stop(self, timeout: float) -> int:
@@ -75,10 +78,12 @@ class CompletionBatcher:
 
     @property
     def running(self) -> bool:
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     @property
     def waiting(self) -> int:
+        """How many completions wait or are being applied."""
         with self._wake:
             return len(self._queue)
 
@@ -110,7 +115,7 @@ class CompletionBatcher:
                 # it does not hold up the others.
                 retry_after, together = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS), 1
                 with self._wake:
-                    self._queue.rotate(-len(batch))
+                    self._queue.rotate(-len(batch))  # to the end, so that the others are tried before these again
                 continue
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
             gather_seconds = min(max(SHORTEST_GATHER_SECONDS, time.monotonic() - began), LONGEST_GATHER_SECONDS)
@@ -125,7 +130,8 @@ class CompletionBatcher:
                         done.set_result(outcome)
 
     def _next(self, together: int, gather_seconds: float) -> list[tuple[CompletedFrame, Future[RunOutcome]]]:
-        """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
+        """The completions at the head of the queue, at most ``together``, which stay in the queue until they are
+        applied. No completions: the thread is to stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._stopping)
             few = len(self._queue) < together

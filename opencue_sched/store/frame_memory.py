@@ -2,8 +2,8 @@
 
 A frame that needed more memory than its layer asks for has a row in our table ``opencue_sched_frame_memory``: what it
 asks for when it starts again. A layer asks for the memory of the third of its frames, counted from the one that asks
-for the most, so a single frame that needs much more than the others raises nobody else. Nothing asks for more than the
-largest host has that the show may use.
+for the most, so a single frame that needs much more than the others does not raise these. Nothing asks for more than
+the largest host has that the show may use.
 
 Rows of a frame are written by transactions that have locked the frame; then layers are locked, in id order. All memory
 is in KB.
@@ -22,8 +22,9 @@ from opencue_sched.store.tags import compared_tag, compared_tags
 MEMORY_INCREASE_KB = 2_097_152
 """How much more memory is asked for after a memory failure when the service does not say."""
 
-# What could ever run a frame of the layer: hosts of any state with one of its tags, in the job's facility and in an
-# allocation to which the show has a subscription. Asked only of frames that need more memory, which are few.
+# The memory of the largest host that could ever run a frame of the layer: of any state, with one of the layer's tags,
+# in the job's facility and in an allocation to which the show has a subscription. Read only for frames that need more
+# memory, which are few.
 _LARGEST_HOST = f"""(
     SELECT max(host.int_mem)
       FROM subscription
@@ -44,7 +45,8 @@ _LARGEST_HOSTS = text(
      WHERE layer.pk_layer = ANY(CAST(:layers AS varchar[]))
     """  # noqa: S608 - only our own constant
 )
-# The increase is the show's override for the layer's first service, else the service's, else :increase.
+# Have frames that failed for want of memory ask for more. The increase is the show's override for the layer's first
+# service, else the service's, else :increase.
 _AFTER_FAILURES = text(
     f"""
     INSERT INTO opencue_sched_frame_memory AS asked (pk_frame, pk_layer, memory_kb)
@@ -72,7 +74,8 @@ _ASKING = text(
      WHERE layer.int_mem_min < used.peak AND (asked.memory_kb IS NULL OR asked.memory_kb < used.peak)
     """
 )
-# A frame that another transaction has locked is left to the next report.
+# Have running frames ask for the memory that they use. A frame that another transaction has locked is left to the next
+# report.
 _AS_REPORTED = text(
     """
     WITH needed AS (
@@ -88,6 +91,8 @@ _AS_REPORTED = text(
 
 
 def _raise_layers(columns: str, lock: str, which: str) -> TextClause:
+    """The statement that raises layers to the memory that enough of their frames ask for. ``columns`` are set as well,
+    ``lock`` says what to do about locked layers, ``which`` is a further condition."""
     return text(
         f"""
         WITH locked AS (
@@ -128,11 +133,12 @@ def largest_hosts(connection: Connection, layer_ids: Collection[str]) -> dict[st
 def ask_for_more(
     connection: Connection, failed: Sequence[Run], *, frames_to_raise: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """After memory failures: each frame asks for what it had and the service's increase (2 GB where it says nothing).
+    """Have frames that failed for want of memory ask for what they had and the service's increase (2 GB where the
+    service has none).
 
     A layer of which ``frames_to_raise`` frames needed more asks for what so many of them need, and is no longer
-    optimized; of a show that is not managed by us one frame is enough, as nobody else reads what frames ask for.
-    Returns what each frame, and each layer with so many frames, asks for now.
+    optimized. In a show that is not managed by us one frame is enough, because a Cuebot does not read what frames ask
+    for. Returns what each frame, and each layer with so many frames, asks for now.
     """
     rows = [{"frame": run.frame_id, "layer": run.layer_id, "reserved": run.memory_reserved_kb} for run in failed]
     parameters = {"rows": json.dumps(rows), "increase": MEMORY_INCREASE_KB}
@@ -145,8 +151,8 @@ def ask_for_more(
 def note_peaks(
     connection: Connection, peaks_kb: Mapping[str, int], layer_ids: Collection[str], *, frames_to_raise: int
 ) -> None:
-    """Running frames (id -> peak memory) that need more than their layer asks for, and their layers: as
-    ``ask_for_more``, but with the peak itself, and without waiting for a lock."""
+    """Have running frames (id -> peak memory) that need more than their layer asks for ask for their peak, and raise
+    layers as `ask_for_more` does, without waiting for a lock."""
     rows = [{"frame": frame, "peak": peak} for frame, peak in peaks_kb.items()]
     asking = connection.execute(_ASKING, {"rows": json.dumps(rows)}).all()
     if asking:
