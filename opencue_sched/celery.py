@@ -178,6 +178,7 @@ class ProcessStep(bootsteps.StartStopStep):
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
+        """Make and start what the worker needs before its pool and consumer, or end the process with what to do."""
         mine = process_of(parent.app)
         # At a signal to stop, take nothing new. This waits for no lock, which the interrupted code may hold.
         worker_shutting_down.connect(lambda **_: mine.membership.workload.stop(), weak=False)
@@ -197,6 +198,7 @@ class ProcessStep(bootsteps.StartStopStep):
         install_level_signals()
 
     def stop(self, parent: Any) -> None:
+        """Give everything back, or end the process where work does not end in time."""
         if not process_of(parent.app).stop():
             # Celery would wait for its threads without end. Claims and presence expire, PostgreSQL rolls back, and
             # Redis bookings without a proc are reconciled.
@@ -215,6 +217,7 @@ class PresenceStep(bootsteps.StartStopStep):
     _timer: Any = None
 
     def start(self, parent: Any) -> None:
+        """Take work from now on, and refresh the presence by the consumer's timer."""
         membership = process_of(parent.app).membership
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
@@ -233,6 +236,7 @@ class PresenceStep(bootsteps.StartStopStep):
         self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
+        """Cease to refresh the presence: the connection to the broker was lost, or the worker ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -242,8 +246,8 @@ class PresenceStep(bootsteps.StartStopStep):
 
 
 def sleep_unless_stopped(seconds: float) -> None:
-    """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
-    (WorkerShutdown or WorkerTerminate)."""
+    """Sleep in a worker whose consumer does not run yet, and which therefore does not look for the order to stop
+    itself: this call raises it (WorkerShutdown or WorkerTerminate)."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))

@@ -41,6 +41,7 @@ class Epoch:
 
     @property
     def dual(self) -> bool:
+        """Whether the store counts in a Cuebot's keys as well, which publishes plain decrements."""
         return self.text.endswith(_DUAL)
 
     @classmethod

@@ -494,6 +494,7 @@ class Change:
 
 
 def book_call(epoch: str, mode: Literal["check", "force"], booking: Booking, owner: str) -> ScriptCall:
+    """The call that books a proc: by ``check`` where the caps decide, by ``force`` where they do not."""
     # Where a booking has limits alone: whatever an argument says, it costs.
     machine = (booking.machine,) if booking.vertices.limit_ids else ()
     arguments = (epoch, mode, booking.proc_id, owner, *booking.packed().split("|"), *machine)
@@ -501,6 +502,7 @@ def book_call(epoch: str, mode: Literal["check", "force"], booking: Booking, own
 
 
 def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
+    """The call that takes exactly this booking out again."""
     return book_call(epoch, "force", replace(booking, cores=-booking.cores, gpus=-booking.gpus), owner)
 
 
@@ -511,6 +513,7 @@ def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[Sc
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
+    """The calls that bring entries to what the proc table says."""
     rows = [
         (
             change.proc_id,
@@ -555,6 +558,7 @@ def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]
 
 
 def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
+    """The call that replaces the epoch, if it is still the one seen."""
     return ScriptCall("epoch_set", (keys.EPOCH, keys.SEQ), (seen, wanted))
 
 

@@ -42,6 +42,7 @@ class Day(click.ParamType[date]):
     name = "day"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        """click's hook: the first second of the day that was typed."""
         if isinstance(value, date):
             return value
         today = datetime.now().astimezone().date()

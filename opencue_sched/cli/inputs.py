@@ -271,6 +271,7 @@ TOP = Commands("", "-")
 
 
 def most_option(most: int) -> Callable[[Body], Body]:
+    """The option --most, by which a list is bounded."""
     said = "List no more than this many."
     return click.option("--most", type=WholeNumber(1), default=most, show_default=True, help=said)
 

@@ -98,6 +98,7 @@ class BoardScripts:
         self.keys = keys
 
     def call(self, script: str, *args: str | int | float) -> Any:
+        """Run a script of the board, and return its answer."""
         return call_script(self.client, script, self.keys.parts(), [self.keys.job(""), *args])
 
     def call_each(

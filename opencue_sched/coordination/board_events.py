@@ -69,6 +69,7 @@ class _Listener:
     details_filter: Callable[[dict[str, Any]], object] | None
 
     def hear(self, kind: str, details: dict[str, Any]) -> None:
+        """Call back for an event of this kind, if its details are wanted."""
         if self.details_filter is None or self.details_filter(details):
             self.callback(kind, *self.args, **self.kwargs, details=details)
 

@@ -312,6 +312,7 @@ class JobBoard(BoardScripts):
 
     @property
     def connected(self) -> bool:
+        """Whether connect() was called, and close() not since."""
         return self._connected
 
     def connect(self) -> None:

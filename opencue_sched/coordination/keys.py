@@ -84,14 +84,17 @@ def _in_scope(name: str, facility: str | None) -> str:
 
 
 def reply_queue(ns: str, job: str) -> str:
+    """The list on which the caller that waits for a job gets its answer."""
     return f"{ns}:q:reply:{job}"
 
 
 def job_hash(ns: str, job: str) -> str:
+    """The hash of a job that a caller waits for, with its status and answer."""
     return f"{ns}:job:{job}"
 
 
 def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
+    """The key of the presence of an instance in one queue type."""
     return f"{ns}:meta:actor:inst:{type_}:{group}:{instance}"
 
 
@@ -161,10 +164,12 @@ class LeaderKeys:
 
     @property
     def lease(self) -> str:
+        """The key of the leader's lease."""
         return f"{self.ns}:leader:{self.role}:lease"
 
     @property
     def fence(self) -> str:
+        """The key of the highest fence."""
         return f"{self.ns}:leader:{self.role}:fence"
 
 
@@ -189,9 +194,11 @@ class BoardKeys:
 
     @property
     def prefix(self) -> str:
+        """How all keys of the board begin."""
         return f"{{{self.ns}:board:{self.board}}}:" if self.clustered else f"{self.ns}:board:{self.board}:"
 
     def job(self, uuid: str) -> str:
+        """The key of the hash of a job."""
         return f"{self.prefix}job:{uuid}"
 
     def of(self, part: str) -> str:

@@ -232,6 +232,7 @@ class _Commit:
 
     @property
     def deadline(self) -> float:
+        """How many seconds after the booking in Redis the commit must be over."""
         return self.settings.accounting.commit_deadline
 
     def commit(self, procs: Sequence[PlannedProc]) -> None:

@@ -69,6 +69,7 @@ class Search:
 
     @classmethod
     def of(cls, job: Job, layer: Layer, need: Resources, tags: tuple[str, ...]) -> Search:
+        """What a frame of the layer that needs ``need`` looks for, on hosts with one of ``tags``."""
         return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 

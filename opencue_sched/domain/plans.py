@@ -36,6 +36,7 @@ class Waiting:
 
     @classmethod
     def of(cls, job: Job, layer: Layer) -> Waiting:
+        """A layer that waits, as a plan is made from it."""
         place = Place(layer.tags, job.os_name, layer.threadable)
         return cls(job, layer, max(layer.waiting_frames, len(layer.frames)), smallest_need(layer), place)
 

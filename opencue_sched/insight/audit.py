@@ -83,6 +83,7 @@ class Report:
         return lines
 
     def as_dict(self) -> dict[str, object]:
+        """The report as a JSON document."""
         return {"failed": self.failed, "findings": [asdict(finding) for finding in self.findings]}
 
 

@@ -324,6 +324,7 @@ class JobSpec(_Keys):
 
     @property
     def frame_count(self) -> int:
+        """How many frames the job has."""
         return sum(len(layer.frames.numbers) for layer in self.layers)
 
     @classmethod

@@ -52,6 +52,7 @@ class FarmInMenu(OutputTransform):
         chunk: bytes,
         finishing: bool,  # noqa: ARG002 - tornado's signature
     ) -> tuple[int, HTTPHeaders, bytes]:
+        """Tornado's hook: put the farm page into the menu, if the answer is a page of Flower's with one."""
         if headers.get("Content-Type", "").startswith("text/html") and _MENU in chunk:
             chunk = chunk.replace(_MENU, _MENU + _FARM % (self._above + b"farm"), 1)
             if "Content-Length" in headers:
@@ -76,6 +77,7 @@ class GuardedFlower(Flower):  # type: ignore[misc]
         return self.get_handler_delegate(request, _UnknownName)
 
     def start_http_server(self) -> Any:
+        """Flower's start of its server; ends the process, with what to do, where the address cannot be had."""
         try:
             return super().start_http_server()
         except OSError as error:

@@ -186,6 +186,7 @@ class _Guarded(BaseHandler):  # type: ignore[misc]
     """A handler among Flower's own, under Flower's password, whose answers carry HEADERS."""
 
     def set_default_headers(self) -> None:
+        """Tornado's hook: put HEADERS on every answer."""
         super().set_default_headers()
         for name, value in HEADERS.items():
             self.set_header(name, value)

@@ -111,6 +111,7 @@ class _Show:
         """The layers that are ``aside``, by id."""
 
     def add(self, entry: _Entry) -> None:
+        """Take a layer in."""
         layer_id, tags = entry.layer.id, entry.place.tags
         self.entries[layer_id] = self.by_job[entry.job.id][layer_id] = entry
         self._job_changed(entry.job.id)
@@ -125,6 +126,7 @@ class _Show:
         self.judged.move_to_end(layer_id, last=False)
 
     def remove(self, entry: _Entry) -> None:
+        """Take a layer out."""
         layer_id, job_id, tags = entry.layer.id, entry.job.id, entry.place.tags
         del self.entries[layer_id], self.by_job[job_id][layer_id]
         self._job_changed(job_id)
@@ -177,12 +179,14 @@ class _Show:
                 draw.left(job_id)
 
     def order(self, shard: str) -> SortedKeyList[_Entry, Any]:
+        """The order in which layers are served in a shard, made when it is first asked for."""
         if shard not in self.orders:
             # Shards come and go with instances; the order of one that comes again is made again.
             self.orders = {shard: SortedKeyList(self.entries.values(), key=partial(_rank, shard))}
         return self.orders[shard]
 
     def draw(self, shard: str, place: float) -> VirtualTimes:
+        """The draw of a shard, made when it is first asked for; ``place`` is the shard's position among all."""
         if shard not in self.draws:
             self.draws = {shard: VirtualTimes()}
         self.draws[shard].place = place

@@ -125,6 +125,7 @@ class _Group:
         index.add(host)
 
     def remove(self, host: Host) -> None:
+        """Take a host out."""
         self.by_alloc[host.alloc_id].remove(host.id)
         host_class = _class_of(host)
         self.classes[host_class].discard(host.id)

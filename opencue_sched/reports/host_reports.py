@@ -72,6 +72,7 @@ class _Status:
 
     @property
     def message(self) -> report_pb2.HostReport:
+        """The report as RQD sent it."""
         return self.report.message
 
     @property

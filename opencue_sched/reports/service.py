@@ -290,6 +290,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def ReportRunningFrameCompletion(  # noqa: N802
         self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any
     ) -> report_pb2.RqdReportRunningFrameCompletionResponse:
+        """Take the end of a frame; answers once it is committed."""
         report = request.frame_complete_report
         try:
             check_frame(report.frame, "frame.", needs_ids=True)
@@ -313,12 +314,14 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
     def ReportStatus(  # noqa: N802
         self, request: report_pb2.RqdReportStatusRequest, context: Any
     ) -> report_pb2.RqdReportStatusResponse:
+        """Take a host's regular report; answers before it is handled."""
         self._accept(request.host_report, context, status=request.host_report, received_at=time.monotonic())
         return report_pb2.RqdReportStatusResponse()
 
     def ReportRqdStartup(  # noqa: N802
         self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
     ) -> report_pb2.RqdReportRqdStartupResponse:
+        """Take the report of an RQD that has started; answers before it is handled."""
         self._accept(request.boot_report, context, boot=request.boot_report)
         return report_pb2.RqdReportRqdStartupResponse()
 

@@ -91,6 +91,7 @@ class LaunchOutcome:
 
     @property
     def proc_id(self) -> str:
+        """The id of the proc that the frame was to run for."""
         return str(self.request.run_frame.resource_id)
 
 

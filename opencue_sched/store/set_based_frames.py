@@ -86,6 +86,7 @@ class _Function:
 
     @property
     def leaves_out(self) -> bool:
+        """Whether the function has our addition, and so leaves out frames that bookings start."""
         return self.body != self.of_cuebot
 
     @property
@@ -95,10 +96,12 @@ class _Function:
 
     @property
     def with_early_return(self) -> str:
+        """Cuebot's body with our addition at its beginning."""
         added = _EARLY_RETURN.format(marker=MARKER, tally=_TALLIES[self.trigger])
         return _BODY_BEGINS.sub(lambda begin: begin.group() + added, self.of_cuebot, count=1)
 
     def is_known(self, known: Mapping[str, frozenset[str]]) -> bool:
+        """Whether Cuebot's body is one of ``known``, by trigger, that a booking can stand in for."""
         return hashlib.sha256(self.of_cuebot.encode()).hexdigest() in known[self.trigger]
 
     def replace(self, connection: Connection, body: str) -> None:

@@ -93,6 +93,7 @@ class RecentFigures(Collector):
         self._families, self._until = list(families.values()), boot_clock() + _SHOWN_SECONDS
 
     def collect(self) -> Sequence[Metric]:
+        """prometheus_client's hook: the figures, unless they are too old or another beat shows them."""
         return self._families if boot_clock() < self._until and self.shown() else ()
 
 

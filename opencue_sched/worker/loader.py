@@ -22,6 +22,7 @@ class Loader(AppLoader):
     """Imports ``celeryconfig`` and ``tasks`` from beside our package, and all else as Celery does."""
 
     def import_module(self, module: str, package: str | None = None) -> Any:
+        """Celery's hook: import a module, one of ours from beside our package."""
         name = module.partition(".")[0]
         if name in _OURS:
             _import_ours(name)

@@ -140,6 +140,7 @@ REPORT_SERVICE = single_process_registry(release_events)
 
 
 def record_pass(report: PassReport) -> None:
+    """Count what a pass did in one cluster."""
     kind = report.cluster.kind.value
     jobs_queried.inc(report.jobs)
     if report.jobs_processed:
@@ -196,6 +197,7 @@ def _set_aside(feed: BacklogFeed, reason: str) -> float:
 
 
 def record_sweep(report: SweepReport) -> None:
+    """Show what a sweep found."""
     for kind in ClusterKind:
         clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
     clusters_active.set(report.active)
@@ -205,6 +207,7 @@ def record_sweep(report: SweepReport) -> None:
 
 
 def record_recompute(report: RecomputeReport) -> None:
+    """Show what a recompute found and put right."""
     recompute_duration.observe(report.seconds)
     for cause, count in report.causes.items():
         entries_healed.labels(cause).inc(count)

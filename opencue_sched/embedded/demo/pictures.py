@@ -34,6 +34,7 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
         return self.width, self.height
 
 
@@ -119,6 +120,7 @@ class _Canvas:
         self._pixels = bytearray(_BACKGROUND * (width * height))
 
     def paste(self, picture: Picture, x: int, y: int) -> None:
+        """Put a picture on the canvas, with its upper left corner at the pixel (x, y)."""
         stride = picture.width * 3
         for row in range(picture.height):
             start = ((y + row) * self.width + x) * 3
@@ -134,6 +136,7 @@ class _Canvas:
             x += 4 * scale
 
     def picture(self) -> Picture:
+        """The canvas as a picture."""
         return Picture(self.width, self.height, bytes(self._pixels))
 
     def _dot(self, x: int, y: int, scale: int, colour: bytes) -> None:

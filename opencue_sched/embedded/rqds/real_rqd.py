@@ -154,14 +154,17 @@ class RealRqd(Startable):
 
     @property
     def name(self) -> str:
+        """The name under which RQD reports."""
         return self.config.name
 
     @property
     def address(self) -> str:
+        """The address at which RQD is dialled."""
         return f"127.0.0.1:{self.config.port}"
 
     @property
     def log(self) -> Path:
+        """The file with what RQD writes to its standard output and error."""
         return self.directory / f"{self.name}.out"
 
     @property
@@ -171,6 +174,7 @@ class RealRqd(Startable):
 
     @property
     def running(self) -> bool:
+        """Whether RQD's process is there, frozen or not."""
         return self._process is not None and self._process.running
 
     def start(self) -> Self:
@@ -212,6 +216,7 @@ class RealRqd(Startable):
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let a frozen RQD go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def crash(self) -> None:

@@ -152,6 +152,7 @@ class SimulatedHost:
 
     @property
     def idle_centicores(self) -> int:
+        """The centicores that no frame holds."""
         return self.spec.cores * CENTICORES_PER_CORE - self.booked_centicores
 
     @property
@@ -237,10 +238,12 @@ class SimulatedHost:
         )
 
     def host_report(self) -> report_pb2.HostReport:
+        """The regular report: the host, its cores and the frames that are listed."""
         frames = [self.running_info(active.frame) for active in self._active.values() if active.listed]
         return report_pb2.HostReport(host=self.render_host(), frames=frames, core_info=self.core_detail())
 
     def boot_report(self) -> report_pb2.BootReport:
+        """The report of a host that has just started."""
         return report_pb2.BootReport(host=self.render_host(), core_info=self.core_detail())
 
     def running_info(self, frame: rqd_pb2.RunFrame) -> report_pb2.RunningFrameInfo:

@@ -76,6 +76,7 @@ class Fleet:
         return [name for name, process in self.processes.items() if not process.running]
 
     def log(self, name: str) -> Path:
+        """The log of a process."""
         return self.directory / f"{name}.log"
 
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> GuardedProcess:

@@ -182,6 +182,7 @@ class GuardedProcess(Startable):
 
     @property
     def running(self) -> bool:
+        """Whether the guard is there, and with it the server, frozen or not."""
         return self._guard is not None and self._guard.poll() is None
 
     @property
