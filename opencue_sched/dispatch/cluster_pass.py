@@ -85,7 +85,9 @@ class PassRunner:
     verdicts: VerdictNotes | VerdictLog | None = None
     """Takes the verdicts: notes that a thread writes, or the log itself."""
     imported: ImportedShows | None = None
+    """Says which shows may be booked; None: all may."""
     refusals: Refusals = field(default_factory=Refusals)
+    """What RQDs refused in the last minute."""
     locked: Cooldowns[str] = field(
         default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, free=1)
     )
@@ -93,8 +95,11 @@ class PassRunner:
     lost: Cooldowns[str] = field(default_factory=lambda: Cooldowns(FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS, free=1))
     """Layers (ids) all of whose frames were lost."""
     watched: WatchedVertices = field(default_factory=WatchedVertices)
+    """The jobs and folders whose use every pass reads."""
     queue: CommitQueue = field(default_factory=CommitQueue)
+    """Has commits that lock the same rows follow each other."""
     plan_sizes: PlanSizes = field(default_factory=PlanSizes)
+    """How many frames the next plan of each shard may have."""
     at_caps: set[str] = field(default_factory=set)
     """Keys of clusters that left something waiting at a cap: see Sweeper.at_caps."""
     freed: Callable[[Collection[str]], None] = lambda _: None
@@ -111,8 +116,8 @@ class PassRunner:
         progress: Callable[[], None] = lambda: None,
         end: Callable[[Sequence[PassReport]], None] = lambda _: None,
     ) -> list[PassReport]:
-        """One pass over clusters of one shard; a report for each, in their order. The first says what the pass took as
-        a whole.
+        """Make one pass over clusters of one shard. Returns a report for each, in their order; the first also says what
+        the pass took as a whole.
 
         ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken and
         before the commit. ``progress`` is called after each step, none of which takes longer than a commit may.
@@ -142,11 +147,13 @@ class _Pass:
     progress: Callable[[], None]
     end: Callable[[Sequence[PassReport]], None]
     began: float
+    """When the pass began, by the runner's clock."""
     works: list[BacklogWork] = field(default_factory=list)
     """What waits, of each show that may be planned."""
     work_of: dict[Cluster, BacklogWork] = field(default_factory=dict)
     """What waits in each cluster, also where nothing may start yet."""
     planner: Planner | None = None
+    """Makes the plan; None until what waits was read."""
     planned_for: dict[str, PassReport] = field(default_factory=dict)
     """The report of the cluster that each proc was planned for, by proc id."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)

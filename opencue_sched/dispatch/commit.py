@@ -220,9 +220,11 @@ class _Commit:
 
     engine: Engine
     caps: Mapping[str, VertexCaps]
+    """The caps and use under which the ledger booked the plan, by vertex key."""
     settings: Settings
     facts: SchemaFacts
     booked_at: float
+    """When the booking in Redis began, by ``clock``: shares of the deadline count from there."""
     clock: Callable[[], float]
     queue: CommitQueue
     terms: Terms

@@ -52,10 +52,13 @@ class _Entry(Waiting):
     """A waiting layer as it was last read, and what this process knows better. Under the backlog's lock."""
 
     version: str
+    """The version of the layer's rows, as they were last read."""
     read_at: float
+    """The instant at which the read of the layer began: reads that began before do not count."""
     portion: list[Frame] | None = None
     """The first waiting frames, also those in flight; None where they are to be read."""
     portion_at: float = -math.inf
+    """The instant at which the read of the portion began."""
     came_at: dict[str, float] = field(default_factory=dict)
     """Frames of the portion, by id: the instant of the first reading since which every portion has had the frame."""
     in_flight: set[str] = field(default_factory=set)
@@ -76,6 +79,7 @@ class _Entry(Waiting):
     failed: str = ""
     """Why the layer's rows make no sense; looked at again when it is read again, or after JUDGED_SECONDS."""
     failed_at: float = -math.inf
+    """The instant at which ``failed`` was noted."""
     judged_at: float = -math.inf
     """The moment at which a plan last looked at the layer."""
 

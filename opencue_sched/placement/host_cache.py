@@ -212,6 +212,7 @@ class _Taken(NamedTuple):
     covered_from: float
     """Reads that begin then or later contain what was taken, or show that it came to nothing."""
     layer_id: str
+    """The layer of the frame for which it was taken."""
 
 
 @dataclass(slots=True)
@@ -239,6 +240,7 @@ class _Refused(NamedTuple):
     host: Host | None
     """The host as this process last knew it; None if it was not."""
     why: str
+    """What PostgreSQL or RQD said, for people."""
 
 
 class HostCache:

@@ -20,7 +20,9 @@ class Plan:
     """What one pass wants to book for one of its clusters."""
 
     procs: list[PlannedProc] = field(default_factory=list)
+    """The planned procs, in the order in which they were placed."""
     verdicts: list[LayerVerdict] = field(default_factory=list)
+    """A verdict on each layer that the plan looked at."""
     shortages: list[Shortage] = field(default_factory=list)
     """What layers wait for that this pass did not look at. The first plan of a show has those of all its clusters."""
     attempts: Counter[str] = field(default_factory=Counter)
@@ -44,9 +46,12 @@ class LayerState:
     """The layer as the backlog has it, with all its frames."""
     cluster: Cluster
     plan: Plan
+    """The plan of ``cluster``."""
     job: Job
     layer: Layer
+    """The layer with the memory that these frames ask for."""
     search: Search
+    """What the frames look for in a host."""
     waiting: int
     """How many of these frames wait."""
     frames: deque[Frame]
@@ -94,8 +99,11 @@ class ShowState:
     """How far a plan is with one show in one facility, over all its clusters that the pass has; and what comes next."""
 
     work: Work
+    """What waits of the show."""
     plans: Mapping[Cluster, Plan]
+    """The plans of the show's clusters, among others."""
     tags: frozenset[str]
+    """The tags of all clusters of the show that the pass has."""
     reaches: dict[frozenset[str], Reach] = field(default_factory=dict)
     """What the plan found out about hosts, by the tags of layers. Sets of which the clusters have the same tags share
     one."""

@@ -58,7 +58,9 @@ class CompletedFrame:
     received_at: float = math.inf
     """The moment at which the report came, by the clock of `Releaser`; infinity: just now."""
     nimby_locked: bool = False
+    """Whether the host was locked because a person uses the machine."""
     name: str = ""
+    """The names of job and frame, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class LostRun:
     host_state: str | None = None
     """The state of the host; the run is left alone when the host is no longer in it."""
     reason: str = ""
+    """Why the run is ended, for the log."""
 
 
 class RunVerdict(StrEnum):

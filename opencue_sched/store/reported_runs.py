@@ -170,6 +170,7 @@ class ReportedRun(NamedTuple):
     proc_frame_id: str
     memory_reserved_kb: int
     local: bool
+    """Whether the proc was dispatched locally by a Cuebot."""
     frame_id: str
     layer_id: str
     job_id: str

@@ -168,11 +168,13 @@ class HostSize:
     """What a host offers. Centicores, KB."""
 
     procs: int
+    """How many processors the machine has."""
     centicores: int
     memory_kb: int
     gpus: int
     gpu_memory_kb: int
     nimby: bool
+    """Whether RQD locks the host while a person uses the machine."""
 
 
 HostRow = Row[Any]
