@@ -19,10 +19,10 @@ STOP_SECONDS = 10.0
 class PeriodicThread:
     """Calls ``make_round()`` from a daemon thread called ``name``, one call after the other, until it is stopped.
 
-    ``make_round`` returns in how many seconds it wants to be called again; None: when ``wake()`` is called, which also
-    cuts every such wait short. An error costs its round only: it is logged as the event ``failed``, once until another
-    comes or a round goes well, and the next round is made ``retry_seconds`` later, each time twice as long up to
-    ``longest_retry_seconds``.
+    ``make_round`` returns in how many seconds it wants to be called again; None: not before ``wake()`` is called, which
+    cuts every other wait short as well. An error costs its round only. The error is logged as the event ``failed``,
+    once until another error comes or a round goes well, and the next round is made ``retry_seconds`` later, each time
+    twice as long up to ``longest_retry_seconds``.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class PeriodicThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, with a first round at once, unless it has begun."""
+        """Begin, with a first round at once, unless the thread has begun."""
         with self._starting:
             if self._thread.ident is None:
                 self._thread.start()
 
     def wake(self) -> None:
-        """Have a round made now; when one is under way, another after it."""
+        """Have a round made now; while a round is under way, another one after that."""
         self._wanted.set()
 
     def pause(self, seconds: float) -> bool:
@@ -62,7 +62,8 @@ class PeriodicThread:
         return self._stopped.wait(seconds)
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """End after the round under way, waiting up to ``timeout`` seconds for it; whether it has ended."""
+        """End after the round under way, waiting up to ``timeout`` seconds for that. Returns whether the thread has
+        ended."""
         self._stopped.set()
         self._wanted.set()
         if self._thread is threading.current_thread() or not self._thread.is_alive():

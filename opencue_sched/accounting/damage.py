@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 _USABLE_SEQ = re.compile("[0-9]{1,15}")
 """A sequence number that the ledger's records can have (lua/includes/seq.lua); a longer one fits into none."""
 _SHOWN_CHARACTERS = 40
+"""How many characters of a damaged value are shown."""
 
 
 def find_damage(client: redis.Redis) -> str | None:
@@ -30,8 +31,8 @@ def find_damage(client: redis.Redis) -> str | None:
 
 
 def close_if_damaged(client: redis.Redis) -> str | None:
-    """Close a damaged store, and say what is wrong: nobody books any more, and whoever fills it next does so from
-    PostgreSQL. Raises RedisError."""
+    """Close a damaged store, and return what is wrong. Nothing is booked in a closed store, and the process that fills
+    it next does so from PostgreSQL. Raises RedisError."""
     damage, stored = _look(client)
     # A store that is being filled is left to its filler, who drops all keys.
     if damage is not None and (epoch := Epoch.parse(stored)) is not None:

@@ -1,4 +1,4 @@
-"""What a key of ``opencue-sched top`` changes on a job."""
+"""The changes that keys of ``opencue-sched top`` make on a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobChange(Enum):
 
     @property
     def question(self) -> str:
-        """What a person is asked first, of ``{job}``."""
+        """The question that a person is asked first, with a place for the name: ``{job}``."""
         return _QUESTIONS.get(self, f"{self.value.capitalize()} {{job}}?")
 
 
@@ -40,7 +40,8 @@ _QUESTIONS = {
 
 
 def change_job(engine: Engine, change: JobChange, job_id: str, *, priority: int) -> str:
-    """Change a job as the command of that name does, dead frames of it for retry and eat, and say what became of it.
+    """Change a job, or for retry and eat its dead frames, as the command of that name does. Returns what became of the
+    job, for people.
 
     ``priority`` is used for PRIORITY alone. Raises NoResultFound when the job is gone.
     """

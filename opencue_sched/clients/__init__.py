@@ -1,1 +1,1 @@
-"""How PostgreSQL and Redis are reached, and what their errors say. No SQL, no keys, no rules of accounting."""
+"""Reaches PostgreSQL and Redis, and reads what their errors say. No SQL, no keys, no rules of accounting."""

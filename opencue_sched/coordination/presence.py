@@ -72,9 +72,9 @@ class Actor:
     capacity: int = 0
     """How many tasks the instance can have in hand at once."""
     state: str = "working"
-    """A WorkerState."""
+    """The text of a WorkerState."""
     work: tuple[str, ...] = ()
-    """The names of the tasks that the instance has in hand."""
+    """The keys of the clusters that the instance dispatches now."""
     unreached: tuple[tuple[str, str], ...] = ()
     """Hosts whose RQDs do not answer the instance, each with words for people."""
     more_unreached: int = 0
@@ -92,7 +92,7 @@ class Actor:
 
     @classmethod
     def parse(cls, text: str) -> Actor | None:
-        """An actor from its record; None for a record nobody can read. Unknown fields are a newer version's."""
+        """The actor of a record; None for a record that cannot be read. Unknown fields are a newer version's."""
         try:
             return _RECORD.validate_json(text, strict=True)
         except ValueError:
@@ -174,7 +174,8 @@ class Presence:
             log.warning("presence_left_to_expire", error=str(error))
 
     def _keep(self, *, replaceable: str = "") -> Actor | None:
-        """Write the records; the holder when another incarnation has one of the names."""
+        """Write the records. Returns None, or the holder where another incarnation has one of the names: then nothing
+        is written."""
         record = replace(self.actor, last_heartbeat=time.time())
         arguments: list[str | int] = [record.token, int(TTL_SECONDS * 1000), replaceable]
         arguments += [json.dumps(asdict(replace(record, type=type_))) for type_ in self._types]
@@ -230,9 +231,13 @@ def _is_gone(holder: Actor) -> bool:
 
 
 class WorkerState(StrEnum):
-    """``PAUSED`` takes no dispatch work, ``DRAINING`` nothing at all, both until told to resume."""
+    """What a worker takes."""
 
     STARTING = "starting"
+    """No messages yet: the worker checks its stores and fills the counters."""
     WORKING = "working"
+    """Messages of all its queues."""
     PAUSED = "paused"
+    """No dispatch messages, until it is told to resume."""
     DRAINING = "draining"
+    """No messages at all, until it is told to resume, or ends."""

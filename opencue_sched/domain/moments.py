@@ -1,4 +1,4 @@
-"""Moments as people type them."""
+"""Reads moments as people type them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Events of jobs for the farm's own receiver, where there is no Cuebot: a job has ended, or its first frame
-has died.
+"""Events of jobs for the farm's own receiver, where there is no Cuebot: a job has ended, or its first frame has died.
 
 An event is a row of ``opencue_sched_job_event``, written by the transaction that ends the job or the frame, so there is
-one exactly if that was committed, and every worker is notified with the commit. None is written unless some worker has
-said lately that it has a receiver. A sender first sets the time at which the event is tried again: a sender that dies
-leaves it to the next.
+an event exactly if that transaction was committed, and every worker is notified with the commit. Events are written
+only while there are receivers: a worker that has one says so now and then (note_receiver). A sender first sets the time
+at which the event is tried again: a sender that dies leaves the event to the next.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ _NOTE_ENDS = text(
     {_NOTIFY}
     """  # noqa: S608 - only our own constants
 )
-# The counters of these jobs are locked, so no other transaction writes their rows of opencue_sched_dead_job. A frame
-# that is killed with its job ends after the job did.
+# Writes the events of frames that die, one for each job. The counters of the jobs are locked, so no other transaction
+# writes their rows of opencue_sched_dead_job. A frame that is killed with its job ends after the job did: such a death
+# gets no event.
 _NOTE_DEATHS = text(
     f"""
     WITH died AS (
@@ -75,7 +75,7 @@ _NOTE_DEATHS = text(
 )
 # Forget that an event of a dead frame of these jobs was written: the next frame that dies gets one again.
 _FORGET_DEATHS = text("DELETE FROM opencue_sched_dead_job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
-# Once an hour is enough, and a row that does not change costs nothing.
+# Note that a facility has a receiver. Once an hour is enough, and a row that does not change costs nothing.
 _NOTE_RECEIVER = text(
     """
     INSERT INTO opencue_sched_receiver AS known (facility, seen_at) VALUES (:facility, clock_timestamp())
@@ -117,7 +117,8 @@ _DROP = text(
     RETURNING id, event, last_error
     """  # noqa: S608 - only our own constant
 )
-# An event that nobody has tried for a minute is one that nobody sends.
+# How many events are not delivered, and since when. An event that was not tried for a minute is one that no process
+# sends.
 _UNDELIVERED = text(
     """
     SELECT count(*) FILTER (WHERE tries = 0) AS untried, count(*) FILTER (WHERE last_error IS NOT NULL) AS refused,
@@ -136,18 +137,19 @@ def note_ends(connection: Connection, job_ids: Collection[str]) -> None:
 
 
 def note_deaths(connection: Connection, frame_ids: Collection[str]) -> None:
-    """Write the events of frames that this transaction makes DEAD: of each job one, and none where the job is over,
-    or one was written since a dead frame of the job was retried last. The counters of the jobs must be locked."""
+    """Write the events of frames that this transaction makes DEAD: one for each job, and none for a job that is over,
+    or that had one since a dead frame of it was last retried. The caller has locked the counters of the jobs."""
     connection.execute(_NOTE_DEATHS, {"frames": list(frame_ids)})
 
 
 def forget_deaths(connection: Connection, job_ids: Collection[str]) -> None:
-    """Have an event written for the next frame of these jobs that dies: a dead frame of each is retried."""
+    """Have an event written for the next frame of each job that dies. Called when dead frames of the jobs are
+    retried."""
     connection.execute(_FORGET_DEATHS, {"jobs": list(job_ids)})
 
 
 def note_receiver(connection: Connection, facility: str | None) -> None:
-    """Have events written from now on: a worker of this facility (None: of all) has a receiver."""
+    """Note that a worker of this facility (None: of all) has a receiver, so that events are written from now on."""
     connection.execute(_NOTE_RECEIVER, {"facility": facility or ""})
 
 
@@ -182,8 +184,8 @@ def note_outcomes(connection: Connection, sent: Collection[str], refused: Mappin
 def drop_old(
     connection: Connection, *, facility: str | None, age: float, most_tries: int, limit: int
 ) -> Sequence[Row[Any]]:
-    """Give up events that are older than ``age`` seconds, or were tried so often; at most ``limit``, which it returns:
-    ``id``, ``event`` and ``last_error``."""
+    """Give up events that are older than ``age`` seconds, or were tried ``most_tries`` times, at most ``limit``.
+    Returns ``id``, ``event`` and ``last_error`` of each."""
     parameters = {"facility": facility, "age": age, "most": most_tries, "limit": limit}
     return connection.execute(_DROP, parameters).all()
 
