@@ -1,7 +1,10 @@
-"""The reference's reseed contract, for a store into which another program publishes plain decrements (see "Another
-program's decrements" in docs/accounting.md): a pass ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``,
-in which counters become what the ledger says, if nothing moved. Where something always does, it ends with the foreign
-deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
+"""Keeps counters right in a store into which another program publishes plain decrements (see "Another program's
+decrements" in docs/accounting.md).
+
+This is the reference's reseed contract: a recompute reads ``acct:seq``, then PostgreSQL, and ends with a
+compare-and-swap in which the counters become what the ledger says, if nothing moved meanwhile. Where something always
+moves, the recompute is not skipped: it corrects only those differences between counters and ledger that no decrement
+under way can explain any more (lua/foreign.lua).
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from opencue_sched.clients.lua_scripts import chunks
 PUBLISH_GRACE_SECONDS = 30.0
 """How long after an entry was dropped another program's decrement for it may still come."""
 _KEYS_PER_ROUND_TRIP = 2000
+"""How many vertices one round trip names."""
 
 
 def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: int) -> tuple[Pass, int]:
-    """Reconcile and swap, up to ``max_retries`` times more; returns the last pass, and the cores of procs found gone
-    whose decrement had not come."""
+    """Reconcile (``one_pass``) and swap, and again up to ``max_retries`` times until the swap succeeds.
+
+    Returns the last pass, and the cores of procs that were found gone and whose decrement had not come.
+    """
     epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
     _dissolve(ledger, epoch, "before", _stored(ledger))
     unpublished = 0
@@ -39,8 +45,8 @@ def reseed_booked(ledger: Ledger, one_pass: Callable[[], Pass], *, max_retries: 
 
 
 def _unpublished_cores(ledger: Ledger, done: Pass) -> int:
-    """Cores that a pass dropped with entries of vanished procs, and that still stand in the counters of their jobs: a
-    published decrement has taken them off. Bookings made meanwhile move both sides."""
+    """The cores that a pass dropped with entries of vanished procs, and that still stand in the counters of their jobs:
+    they would not, had a decrement been published. Bookings made meanwhile move both sides alike."""
     dropped: Counter[str] = Counter()
     for change in done.changes:
         if change.cause is Cause.MISSED_RELEASE and change.proc_id not in done.passed_over:
@@ -57,6 +63,7 @@ def _unpublished_cores(ledger: Ledger, done: Pass) -> int:
 
 
 def _is_job(key: str) -> bool:
+    """Whether a key is that of a job."""
     return key.startswith(keys.job(""))
 
 
@@ -101,5 +108,6 @@ def _stored(ledger: Ledger, check: ConsistencyCheck | None = None) -> list[str]:
 
 
 def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, vertices: Sequence[str]) -> None:
+    """Correct what can no longer be explained, at the beginning or the end of a recompute (lua/foreign.lua)."""
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
         ledger.call_under(id_calls("foreign", part, epoch.text, phase, PUBLISH_GRACE_SECONDS))

@@ -1,5 +1,5 @@
-"""The jobs that a command changes: those that are named, or all pending ones that a filter finds. A comment on each of
-them says who did it, and why."""
+"""The jobs that a command changes: those that are named, or all pending ones that a filter finds. A comment on each job
+says who changed it, and why."""
 
 from __future__ import annotations
 
@@ -88,9 +88,12 @@ def comment_on_jobs(
 
 
 def commenting(job_id: str, verb: str, reason: str | None, *, of_frames: bool = True) -> Note:
-    """One comment on a job as a step of whoever changes its frames, or (not ``of_frames``) all of the job, in as many
-    transactions as that takes: nothing is done without it. It counts what the last of them says was changed so far: one
-    that is rolled back leaves no trace here."""
+    """A Note that writes one comment on a job, in each transaction that changes frames of the job, or (not
+    ``of_frames``) the job as a whole: nothing is changed without the comment.
+
+    Each transaction writes the comment anew with all frames that were changed so far, so a transaction that is rolled
+    back leaves no trace in it.
+    """
     comment_id = str(uuid.uuid4())
 
     def note(connection: Connection, frame_ids: Collection[str]) -> None:

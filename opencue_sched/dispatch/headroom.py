@@ -1,4 +1,4 @@
-"""What may still be booked under every cap that a plan may meet, as the ledger counts it: one round trip a pass."""
+"""Reads what may still be booked under every cap that a plan may meet, as the ledger counts: one round trip a pass."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], in
 WATCHED_SECONDS = 60.0
 """How long the use of a job or folder is read by every pass after its cap was found full, or has refused a booking."""
 _MOST_JOBS = 40
-"""Jobs at the head of a show's order whose use is read before a plan, at most; of all others, when a plan has taken
-frames of them."""
+"""Of how many jobs at the head of a show's order the use is read before a plan, at most. The use of other jobs is read
+once a plan has taken frames of them."""
 
 
 _CORES_OF_A_JOB = 25
-"""Idle cores for which one job more of each show is read before a plan: a plan on few cores takes frames of a few jobs,
-and nobody knows of which before it is made."""
+"""How many idle cores there must be for one more job of each show to be read before a plan: a plan on few cores takes
+frames of a few jobs, which are not known before the plan is made."""
 
 
 class WatchedVertices:
@@ -64,8 +64,8 @@ class WatchedVertices:
 
 
 def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
-    """Burst, of which 0 books nothing, and use of each subscription (fetch_shares), by show and allocation id. They
-    have no cap of GPUs."""
+    """The burst and the use of each subscription (fetch_shares), by show and allocation id. A burst of 0 books nothing;
+    subscriptions have no cap of GPUs."""
     bursts = {(row.show_id, row.alloc_id): max(0, cap_cores(row.burst_centicores)) for row in shares}
     used = in_use(bursts)
     return {key: Caps(Headroom(burst, used.get(key, 0)), Headroom(None, 0)) for key, burst in bursts.items()}
@@ -74,8 +74,8 @@ def subscriptions(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[
 def read_snapshot(
     ledger: Ledger, backlog: BacklogFeed, works: Sequence[BacklogWork], watched: WatchedVertices, *, idle_cores: int
 ) -> Snapshot:
-    """What the planner may know of these works: what is in use under their subscriptions, all limits, and the caps of
-    jobs and folders that are watched, or that a plan on so many ``idle_cores`` is sure to reach."""
+    """Make the snapshot that a plan of ``works`` is made from: use and burst of their subscriptions, all limits, and
+    the caps of jobs and folders that are watched, or that a plan on so many ``idle_cores`` is sure to reach."""
     now = backlog.now()
     gpu_layers = backlog.backlog.with_gpus(now)
     shares = backlog.shares({work.clusters[0].show_id for work in works} | {layer.job.show_id for layer in gpu_layers})
@@ -127,6 +127,7 @@ def read_caps(ledger: Ledger, pairs: Collection[tuple[str, str]], watched: Watch
 
 
 def _of_kinds(found: Mapping[str, VertexCaps], *kinds: str) -> Iterable[tuple[tuple[str, ...], VertexCaps]]:
+    """The ids and the caps of the vertices of these kinds."""
     for key, caps in found.items():
         parsed = keys.parse(key)
         if parsed is not None and parsed[0].value in kinds:
@@ -134,6 +135,7 @@ def _of_kinds(found: Mapping[str, VertexCaps], *kinds: str) -> Iterable[tuple[tu
 
 
 def _caps(caps: VertexCaps) -> Caps:
+    """The caps of a vertex as a plan has them."""
     return Caps(Headroom(caps.max_cores, caps.cores), Headroom(caps.max_gpus, caps.gpus))
 
 
@@ -149,9 +151,9 @@ def _limit(row: Row[Any], caps: VertexCaps | None) -> Headroom:
 
 
 def gpu_demands(backlog: BacklogFeed, snapshot: Snapshot) -> list[Demand]:
-    """What waits for GPUs and may run, by what it needs: a pass must know of it before it gives the cores beside idle
-    GPUs away. Demand that cannot run is no demand: nothing is kept for frames over a cap, as far as is known. Frames
-    that only machines which hold a limit can start are demand for these machines."""
+    """The frames that wait for GPUs and may run, by what they need: a pass must know of them before it gives the cores
+    beside idle GPUs away. Frames that cannot run are no demand: nothing is kept for frames over a cap, as far as is
+    known. Frames that only machines which hold a limit can start are demand for these machines."""
     left = cores_left(snapshot.subscriptions)
     frames = Counter[tuple[str, Search, frozenset[str], frozenset[str] | None]]()
     for waiting in backlog.backlog.with_gpus(snapshot.now):
@@ -171,7 +173,8 @@ def gpu_demands(backlog: BacklogFeed, snapshot: Snapshot) -> list[Demand]:
 
 
 def search_of(row: Row[Any], tags: Iterable[str]) -> Search:
-    """What frames of a row of fetch_waiting_work can use, on hosts of these of its tags."""
+    """What the frames of a row of fetch_waiting_work look for, on hosts with one of ``tags``, which are some of the
+    row's."""
     need = Resources(
         cores=row.least_cores,
         memory_kb=max(row.int_mem_min, MEM_RESERVED_MIN_KB),

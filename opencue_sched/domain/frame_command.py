@@ -22,8 +22,10 @@ class JobDetails:
     shot: str
     user: str
     uid: int | None
+    """The number of the OS user; None where RQD is to find the number, or to choose one."""
     log_dir: str
     loki_url: str
+    """Where RQD sends the log to a Loki server; empty for a log in a file."""
     environment: Mapping[str, str]
 
 
@@ -32,8 +34,11 @@ class LayerDetails:
     """What the frames of a layer are launched with."""
 
     command: str
+    """The command with its tokens."""
     frame_range: str
+    """The text of layer.str_range."""
     chunk_size: int
+    """How many numbers of the range a frame renders."""
     environment: Mapping[str, str]
 
 
@@ -96,7 +101,9 @@ def command_line(planned: PlannedProc, layer: LayerDetails) -> str:
 
 
 def log_path(log_dir: str, job: str, frame: str) -> str:
-    """The file that RQD writes a frame's output to; it moves that of an earlier run to the same name with a number."""
+    """The file that RQD writes a frame's output to. RQD moves the file of an earlier run to the same name with a
+    number.
+    """
     return f"{log_dir.rstrip('/')}/{job}.{frame}.rqlog"
 
 
@@ -144,6 +151,6 @@ def environment(planned: PlannedProc, job: JobDetails, layer: LayerDetails) -> d
 def memory_limit(memory_kb: int, factor: float) -> int:
     """RunFrame's soft or hard limit, in KB, of a frame that reserves ``memory_kb``: truncated as in Cuebot.
 
-    A limit below the memory that the frame takes would kill frames that use what they were given: never below it.
+    It is never below the memory that the frame reserves: such a limit would kill frames that use what they were given.
     """
     return max(memory_kb, int(memory_kb * factor))

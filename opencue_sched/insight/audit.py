@@ -48,7 +48,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing an audit or the doctor looked at, with figures."""
+    """What an audit or the doctor found about one invariant or topic, with figures."""
 
     level: Severity
     what: str
@@ -117,6 +117,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> Report
 
 
 def _check(invariant: Invariant, figures: str, wrong: Sequence[str]) -> Finding:
+    """The finding on an invariant: it fails if anything is ``wrong``."""
     level = Severity.FAIL if wrong else Severity.OK
     return Finding(level, invariant, f"{invariant.sentence}: {figures}", offenders=tuple(wrong[:OFFENDERS_NAMED]))
 
@@ -157,7 +158,8 @@ def _twice(look: Callable[[], tuple[T, dict[str, U]]]) -> tuple[T, dict[str, U]]
 def compare_counters(ledger: Ledger, *, found_before: Mapping[str, Amounts] | None = None) -> Finding:
     """Whether every counter is the sum of its ledger entries.
 
-    ``found_before``: only counters that are off by as much as this says count; all do without it.
+    ``found_before``: the counters, by key, that count as wrong if they are off by as much as this says; None: every
+    counter that is off counts.
     """
 
     def look() -> tuple[ConsistencyCheck, dict[str, Amounts]]:
@@ -189,7 +191,7 @@ def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
 
 
 def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
-    """The counter and the sum of its entries: cores and GPUs, or the frames of a limit."""
+    """The words for a counter that is not the sum of its entries: cores and GPUs, or the frames of a limit."""
     size = 1 if key.startswith(keys.LIMIT_PREFIX) else 2
     booked = counted[0] - off[0], counted[1] - off[1]
     return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
@@ -212,7 +214,7 @@ def compare_procs(
     A booking in flight may wait for its commit until it is ``age_seconds`` old. A local proc, which a Cuebot books
     without a word, may wait for a recompute to count it until it is ``local_seconds`` old.
 
-    ``select`` returns the ids of the contradictions that count; all do without it.
+    ``select`` returns the ids of the contradictions that count; None: all count.
     """
 
     def look() -> tuple[tuple[Mapping[str, Record], Mapping[str, Amounts], int], dict[str, tuple[str, Record | None]]]:

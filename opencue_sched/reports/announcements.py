@@ -23,7 +23,7 @@ from opencue_sched.errors import SchedulerError
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
-"""Ids that wait to be announced, some 2 MB: what a large farm ends in two minutes."""
+"""How many ids may wait to be announced, some 2 MB: what a large farm ends in two minutes. Further ids are dropped."""
 STOP_SECONDS = 2.0
 """How long a process that stops goes on announcing."""
 _RETRY_SECONDS = 1.0
@@ -92,7 +92,7 @@ class AnnouncementSender:
         self._thread.wake()
 
     def close(self, seconds: float = STOP_SECONDS) -> int:
-        """Go on for so long with what waits, and end; how many ids were not announced."""
+        """Go on announcing for at most ``seconds``, and end. Returns how many ids were not announced."""
         until = monotonic() + seconds
         with self._changed:
             self._changed.wait_for(lambda: not (self._busy or self._procs or self._hosts), seconds)

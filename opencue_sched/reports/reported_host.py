@@ -24,21 +24,24 @@ LONGEST_NAME, LONGEST_FULL_NAME, LONGEST_TAG, LONGEST_OS, LONGEST_ID = 45, 128, 
 """Widths of host.str_name, host.str_fqdn, host_tag.str_tag, host_stat.str_os and proc.pk_proc."""
 
 SYSTEM_MEMORY_KB = 524_288
-"""What a host keeps for itself."""
+"""The memory that a host keeps for its system."""
 
 LEAST_FREE_TEMP = 0.05
-"""Share of the temporary directory that must be free, or the host goes to REPAIR."""
+"""The share of the temporary directory, from 0 to 1, that must be free, or the host goes to REPAIR."""
 
 _NIMBY_SOURCE = "NIMBY"
+"""host.str_lock_source of a host that was locked because a person uses the machine, or that was never locked."""
 _DEFAULT_OS = "rhel40"
+"""The operating system of a host that reports none, as with Cuebot."""
 _MOST_CENTICORES = 10_000_000
 """The most centicores of a host that are believed."""
 SHOWN_CHARACTERS = 60
 """How many characters of a wrong value an error shows."""
 LATEST_EPOCH = 4_102_444_800
 """The latest boot time that is believed, in epoch seconds: the beginning of 2100."""
-# 256 TB: memory that neither a host nor a frame has. More would raise the minimum of a layer beyond every host.
 MOST_KB = 2**38
+"""The most memory of a host or a frame that is believed, 256 TB. More would raise the minimum of a layer beyond every
+host."""
 
 _RANGES = {
     "num_procs": (1, _MOST_CENTICORES),
@@ -125,7 +128,7 @@ def read_report(report: report_pb2.HostReport | report_pb2.BootReport) -> Report
     cores = report.core_info
     if cores.total_cores <= 0:  # it has no such part, or is of an RQD that does not count its cores
         return host
-    # Of as many cores as the host is known to have, in the part that the RQD says.
+    # The RQD counts its own cores: its share of locked ones is applied to the cores that the host is known to have.
     part = max(0, min(cores.locked_cores, cores.total_cores)) / cores.total_cores
     return replace(host, locked_centicores=math.ceil(part * host.size.centicores))
 
@@ -176,7 +179,7 @@ def next_hardware_state(
 
 
 def checked_name(full_name: str) -> str:
-    """The short name. Raises InvalidInput."""
+    """The short name of a host that reports this name. Raises InvalidInput for a name that no host can have."""
     shown = f"host name {full_name[:SHOWN_CHARACTERS]!r}"
     if not full_name or not full_name.isprintable() or " " in full_name:
         raise InvalidInput(f"{shown}: a host needs a name without spaces")

@@ -18,7 +18,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.store.schema import knows_start_after
 from opencue_sched.store.shows import INSERT_POINT
 
-# Insert a job that starts up; no row when a job that is in has its name.
+# Insert a job in STARTUP. Returns no row when a live job has its name.
 _INSERT_JOB = text(
     """
     INSERT INTO job (pk_job, pk_show, pk_folder, pk_facility, pk_dept, str_name, str_visible_name, str_show, str_shot,
@@ -221,7 +221,7 @@ def insert_job(
 
 def set_start_after(connection: Connection, starts: Mapping[str, str | None], reason: str | None) -> None:
     """Let no frame of these layers start before a moment (ISO 8601 with an offset; None: at once), by layer id. Raises
-    InvalidInput on a schema that does not know it."""
+    InvalidInput on a schema without such a column."""
     if not knows_start_after(connection):
         raise InvalidInput("this database knows no start-after of layers: that comes with OpenCue's schema V47")
     moments = {"layers": list(starts), "starts": list(starts.values())}
@@ -231,16 +231,17 @@ def set_start_after(connection: Connection, starts: Mapping[str, str | None], re
 def add_depends(
     connection: Connection, job_id: str, depends: Sequence[Mapping[str, Any]], frame_ids: Collection[str]
 ) -> int:
-    """Add dependencies to a job that is in the database. ``depends``: rows as `insert_job` takes them; ``frame_ids``:
-    the frames that wait for them. Returns how many of these are in DEPEND then. Lock the frames and their counters
-    first."""
+    """Add dependencies to a job that is in the database. ``depends`` are rows as `insert_job` takes them, ``frame_ids``
+    the frames that wait for them. Returns how many of the frames are in DEPEND then. The caller has locked the frames
+    and their counters."""
     connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(depends)})
     changed = connection.execute(_WAIT_FOR_MORE, {"job": job_id, "frames": list(frame_ids)})
     return sum(state == FrameState.DEPEND.value for state in changed.scalars())
 
 
 def open_jobs(connection: Connection, job_ids: Sequence[str]) -> None:
-    """Make new jobs bookable, whose frames are in: frames WAITING, or DEPEND, the first counts, and PENDING."""
+    """Make new jobs bookable: set their frames WAITING or DEPEND, write the first counts, and set the jobs PENDING. The
+    rows of the frames are there."""
     for statement in _OPEN_JOBS:
         connection.execute(statement, {"jobs": list(job_ids)})
 
@@ -271,9 +272,9 @@ def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
 
 
 def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str]:
-    """Keep the frames of these jobs from ending until this transaction ends; the jobs' states.
+    """Keep the frames of these jobs from ending until this transaction ends, and return the states of the jobs.
 
-    Without it a frame could end between our look at its state and our commit, and nobody would satisfy the dependency.
+    Otherwise a frame could end between our look at its state and our commit, and a dependency on it would stay open.
     """
     connection.execute(_LOCK_JOBS, {"jobs": list(job_ids)})
     return {row.pk_job: row.str_state for row in connection.execute(_JOB_STATES, {"jobs": list(job_ids)})}
