@@ -1,11 +1,11 @@
-"""The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
+"""The epoch of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
 
 ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}|{run id}`` while a bootstrap is at work. The
 run id is the server's own (see guard_epoch). ``|dual`` behind either says that another program publishes plain
 decrements (release_feed cuebot-redis): what the ledger accounts for is kept apart.
 
-It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error:
-such an epoch is none, and the process that fills the store writes over it.
+The key is read by MGET, here and in the scripts: where another program made it a key of another type, MGET finds
+nothing and GET would raise an error. Such an epoch is none, and the process that fills the store writes over it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Epoch:
     @classmethod
     def new(cls, run_id: str, *, dual: bool = False, state: Literal["open", "filling"] = "open") -> Epoch:
         """An epoch that no store ever had before (a counter would restart from 1 in an emptied Redis). ``filling`` is
-        of a store under bootstrap: only who has this value may write, and nobody may book."""
+        the state of a store under bootstrap: only the process that knows this epoch writes, and nothing is booked."""
         return cls(f"{state}|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
@@ -113,6 +113,7 @@ def _place(connection: Connection) -> str:
 
 
 def _ask(connection: Connection, *command: str) -> Any:
+    """The answer to one command on a connection that is being set up."""
     connection.send_command(*command)  # type: ignore[no-untyped-call]
     try:
         return connection.read_response()

@@ -80,7 +80,7 @@ class _Log:
     """How many bytes of the log were copied."""
 
     def copy(self) -> bool:
-        """Copy what is there and was not yet. False if no log is visible."""
+        """Copy what the log has and was not copied yet. False if no log is visible."""
         out = sys.stdout.buffer
         for_people = sys.stdout.isatty()
         try:
@@ -102,7 +102,7 @@ class _Log:
 
 
 def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
-    """Copy until the frame is over. The state is read first, so that all that its runs wrote is copied."""
+    """Copy until the frame is over. Its state is read before its log, so that all that its runs wrote is copied."""
     told, frame_id = False, row.id
     while True:
         visible = log.copy()

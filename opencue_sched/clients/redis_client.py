@@ -75,6 +75,8 @@ def master_of(
 
 
 def _naming_certificates(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call of a Sentinel that raises UnverifiedCertificate where the certificate cannot be verified."""
+
     def named() -> Any:
         try:
             return call()
@@ -94,6 +96,9 @@ def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]
 
     class LeavingReplicas(kind):  # type: ignore[valid-type, misc]
         guarded = False
+        """Whether the guard has set this connection up. Set by the guard (accounting.epoch), in the thread that
+        connects.
+        """
 
         def read_response(self, *args: Any, **how: Any) -> Any:
             try:
@@ -108,6 +113,7 @@ def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]
 
 
 _OLDEST_REDIS = (6, 2)
+"""The oldest version of Redis that serves."""
 
 
 def why_unfit(client: redis.Redis) -> str:

@@ -96,7 +96,8 @@ class LeaderGate:
         # hand-over ends.
         self._confirmed = self._next_try = self._quiet_until = -math.inf
         self.last_ticks: dict[str, int] = {}
-        """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
+        """The last tick of every task that any leader fired, by task. Read at the election: since then only this leader
+        fires."""
         self._fired_at = -math.inf
         """The time at which any beat last fired a tick, as this process knows."""
         self._last_fired: int | None = None
@@ -162,6 +163,7 @@ class LeaderGate:
         return self.fence
 
     def _campaign(self, now: float) -> None:
+        """Renew the leadership, or try to be elected. Raises RedisError and SQLAlchemyError."""
         held, name = self.fence, self.keys.name
         if held is not None:
             # PostgreSQL first, because Redis may have forgotten a leader that was elected after this one.
@@ -188,8 +190,8 @@ class LeaderGate:
         recorded = self._fences.leader(name)
         self.last_ticks = dict(recorded.ticks)
         if self._quiet and record.fence not in (0, self._last_fence):
-            # From now on, not from when this campaign began: the age is that of the answer. In full if it is unknown
-            # when the leader before fired last.
+            # Counted from now, and not from the beginning of this campaign, because the age in the answer is as of now.
+            # The whole time if it is unknown when the leader before fired last.
             since = max(0.0, recorded.fired_age_seconds) if recorded.fired else 0.0
             self._quiet_until = self._clock() + self._quiet - since
         log.info("leadership_taken", role=self.keys.role, fence=fence)
@@ -222,6 +224,7 @@ class LeaderGate:
         return held
 
     def _leave_lease(self) -> bool:
+        """Give up the lease in Redis; returns whether this process had it."""
         self._has_lease = False
         return _drop(self._client, self.keys.lease, self.token)
 

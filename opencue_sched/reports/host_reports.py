@@ -31,10 +31,12 @@ from opencue_sched.store.schema import read_origin
 _log = structlog.get_logger(__name__)
 
 _DEFAULT_FACILITY = "local"
+"""The facility of a host that reports none, where the settings name none either."""
 _DEFAULT_ALLOC_TAG = "general"
+"""The tag of the allocation of a host whose own tags name none."""
 
 RECONCILE_SECONDS = 600.0
-"""How often a host's idle resources are compared with its procs."""
+"""The time between two comparisons of a host's idle resources with its procs."""
 
 OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 """A status report that waited longer than this only brings numbers; nothing is killed because of it."""
@@ -55,7 +57,7 @@ class StatusOutcome:
     error: Exception | None = None
     """Why the report was not handled, or not to its end."""
     kill: Callable[[], None] | None = None
-    """Ends processes, and waits for the host's RQD."""
+    """Ends the processes that are to end, and waits for the host's RQD; None when there are none."""
 
 
 @dataclass(slots=True)
@@ -98,7 +100,10 @@ class HostReports:
     killer: RqdKiller
     facility: str | None = None
     silences: LogSilences = field(init=False)
+    """How long the logs of running frames have been silent."""
     _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
+    """When each host is to be reconciled next, by host id and the releaser's clock. Any thread reads and writes the
+    entry of a host whose report it handles, without a lock: no two handle reports of one host."""
 
     def __post_init__(self) -> None:
         self.silences = LogSilences(self.releaser.clock)
@@ -133,8 +138,8 @@ class HostReports:
         return outcomes
 
     def _by_halves(self, statuses: Sequence[_Status], step: Callable[[Sequence[_Status]], None]) -> None:
-        """Take a step for many hosts in one transaction; where what some host says makes it fail, for each half, so
-        that the host that is to blame is found and fails alone."""
+        """Take a step for many hosts in one transaction. Where the step fails because of what a host says, take it for
+        each half, so that the host that is to blame is found and fails alone."""
         if not statuses:
             return
         try:
@@ -150,8 +155,9 @@ class HostReports:
             self._by_halves(statuses[middle:], step)
 
     def _known(self, statuses: Sequence[_Status]) -> list[_Status]:
-        """The hosts whose rows are there and, but for their statistics, up to date: those of the others are made so
-        first, each in a transaction of its own, as another transaction may have it locked."""
+        """The statuses of hosts whose rows are there and up to date but for their statistics. A host without such a row
+        gets one first, in a transaction of its own, because another transaction may have the row locked. A host for
+        which that failed is left out, with the error in its outcome."""
         rows = self._by_names([status.host for status in statuses])
         known = []
         for status, row in zip(statuses, rows, strict=True):
@@ -168,6 +174,7 @@ class HostReports:
         return known
 
     def _by_names(self, hosts: Sequence[ReportedHost]) -> list[HostRow | None]:
+        """The rows of hosts by their names, in the order given; None for a host without a row."""
         names = [(host.full_name, host.name) for host in hosts]
         return ask(self.releaser.engine, reports.find_hosts, names) if names else []
 
@@ -190,7 +197,7 @@ class HostReports:
                 reported_runs.update_runs(connection, used, frames_to_raise=frames_to_raise)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
-        """Bring the host's rows up to date; its row as it was before."""
+        """Bring the host's rows up to date, or make them, and return the host's row as it was before."""
         with self.releaser.engine.begin() as connection:
             reports.wait_briefly(connection)
             row = _find(connection, host)
@@ -208,8 +215,8 @@ class HostReports:
         return row
 
     def _take_over(self, connection: Connection, host: ReportedHost) -> bool:
-        """Give a host whose domain changed the row it had, whether there is one. Raises InvalidInput while the row
-        belongs to another machine: one row for two machines would run frames twice."""
+        """Give a host whose domain changed the row that it had. Returns whether there is one. Raises InvalidInput while
+        the row belongs to another machine: with one row for two machines frames would run twice."""
         namesake = reports.find_namesake(connection, host.name)
         if namesake is None:
             return False
@@ -224,7 +231,7 @@ class HostReports:
         return True
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
-        """A new host in the allocation its tags name, or in the default one."""
+        """Make a host, in the allocation that its tags name or in the default one, and return its row."""
         facility = host.facility or self.facility or _DEFAULT_FACILITY
         alloc = reports.find_alloc(connection, facility, [*host.tags, _DEFAULT_ALLOC_TAG])
         if alloc is None:
@@ -280,8 +287,8 @@ class HostReports:
                 if row.other_host_name:
                     warn_of_astray(row.other_host_name, report.host.name)
                 owned.append((frame, row))
-                # When it began says the database: its start_time is in milliseconds or, by some RQDs, in seconds, of
-                # the clock of a worker or of the host.
+                # Run time is counted by the database: the start_time that is reported is in milliseconds or, by some
+                # RQDs, in seconds, and of the clock of a worker or of the host.
                 if row.timeout_minutes or row.timeout_llu_minutes:
                     reason = overdue(row, row.run_seconds, self.silences.seconds(report.host.name, frame))
             elif age < SETTLED_SECONDS:
@@ -315,14 +322,14 @@ class HostReports:
                 break
 
     def _is_to_reconcile(self, host_id: str, now: float) -> bool:
-        """Every ten minutes, spread over the hosts."""
+        """Whether a host is to be reconciled now: each RECONCILE_SECONDS, the first time at random within these."""
         if now < self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS)):
             return False
         self._reconcile_at[host_id] = now + RECONCILE_SECONDS
         return True
 
     def _reconcile(self, statuses: Sequence[_Status]) -> None:
-        """Idle resources are total minus procs."""
+        """Set what the hosts have idle to their totals less their procs, where it is anything else."""
         names = {status.id: status.host.name for status in statuses}
         with self.releaser.engine.begin() as connection:
             wrong = reports.reconcile_hosts(connection, names)

@@ -1,15 +1,15 @@
-"""Ends the runs nobody will report the end of: on hosts that are down, of finished jobs, without an owner, and those
-whose completion never came or was lost with a Cuebot.
+"""Ends the runs whose end no host will report: runs on hosts that are down, runs of finished jobs, runs without an
+owner, and runs whose completion never came or was lost with a Cuebot.
 
 Always in this order: kill, have RQD confirm that the process does not run, and only then give its frame away. A host
 that cannot be asked keeps its frames until it is DOWN, or has been out of reach so long that a person must decide (the
-frame ends DEAD): a frame is never given to a second host while the first may still render it. When a host booted is no
-proof: that is by its own clock, which may be hours ahead of ours, or be set while the frame runs.
+frame ends DEAD): a frame is never given to a second host while the first may still render it. The boot time that a host
+reports is no proof: it is by the host's own clock, which may be hours ahead of ours, or be set while the frame runs.
 
 Time is short: Redis hands the message out again when the task takes longer than the broker's visibility time-out. So a
 host that is DOWN is first looked for, briefly and once, whatever the number of its frames; a host out of reach is asked
-once a reap; and nothing is begun when the time of a reap is over or its process is to end. What is left then is for the
-next.
+once a reap; and nothing is begun when the time of a reap is over or its process is to end. The next reap goes on with
+what is left then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_RUNS = 2000
 is chosen at random."""
 
 REAP_SECONDS = 30.0
-"""No kill is begun after this long. The last kill takes up to twice ``rqd.timeout`` more."""
+"""How long after its begin a reap begins kills. The last kill takes up to twice ``rqd.timeout`` more."""
 
 LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
@@ -52,7 +52,7 @@ GIVE_UP_ORPHAN_SECONDS = 3600.0
 """A frame without a proc whose host does not confirm that it is gone is DEAD after this long."""
 
 _KILL_THREADS = 32
-"""Hosts asked at once. They wait for the network only."""
+"""How many hosts are asked at once, each by a thread that waits for the network only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,13 @@ class ReaperReport:
 
 
 _ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)
+"""The verdicts on runs that a reap has ended."""
 _STATUSES: Mapping[str, ExitStatus] = {
     Why.HOST_DOWN: ExitStatus.DOWN_HOST,
     Why.JOB_FINISHED: ExitStatus.FRAME_CLEARED,
     Why.NO_FRAME: ExitStatus.FRAME_CLEARED,
 }
+"""The exit status of a frame by why its run is lost; FRAME_ORPHAN for any other reason."""
 
 
 def reap(
@@ -82,7 +84,7 @@ def reap(
     scope: UpkeepScope = EVERYTHING,
     stopping: Callable[[], bool] = lambda: False,
 ) -> ReaperReport:
-    """Mark silent hosts DOWN, then end what is lost in ``scope``. Any number of processes may reap, each run is ended
+    """Mark silent hosts DOWN, then end the lost runs in ``scope``. Any number of processes may reap; each run is ended
     once.
 
     ``stopping`` says whether the process is to end, which ends the reap as its time does.
@@ -99,7 +101,7 @@ def reap(
             # No sooner: a launch may still be on its way, and a report still wait to be handled.
             unnamed=max(releaser.settings.lost_completion_grace, SETTLED_SECONDS),
         )
-    # Procs first: they hold cores, frames without one do not.
+    # Runs with a proc first: a proc holds cores, a frame without one holds nothing.
     lost = sorted(lost, key=lambda run: run.why == Why.NO_PROC)
     hosts: dict[str, list[LostRow]] = {}
     for run in lost:
@@ -121,7 +123,8 @@ def reap(
 
 
 def _mark_hosts_down(releaser: Releaser, scope: UpkeepScope) -> list[str]:
-    """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
+    """Mark hosts DOWN that stopped reporting, and return their names. None is marked right after PostgreSQL was away,
+    and later than usual if most hosts went silent: then it is more likely that the reports do not arrive."""
     after = releaser.settings.host_down_after
     with releaser.engine.begin() as connection:
         up, silent, database_age = lost_runs.hearing(connection, silent_after=after, scope=scope)
@@ -140,7 +143,7 @@ def _mark_hosts_down(releaser: Releaser, scope: UpkeepScope) -> list[str]:
 def _kill_on(
     killer: RqdKiller, goes_on: Callable[[], bool], host_name: str, runs: Sequence[LostRow]
 ) -> dict[str, Fate]:
-    """The fate of each frame's process on one host; none of one there was no time for."""
+    """The fate of each frame's process on one host, by frame id. A frame for which there was no time has none."""
     fates: dict[str, Fate] = {}
     reachable = True
     if runs[0].host_state == HardwareState.DOWN and goes_on():

@@ -76,7 +76,7 @@ _BOUND_NOW = text(
       FROM layer_limit WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
     """
 )
-# Mark bindings as made by people: those that people have just added, or that had been learnt.
+# Mark bindings as made by a person (MANUAL): those that were just added, and those that had been learnt (AUTO).
 _MARK = text(
     """
     UPDATE layer_limit SET str_source = 'MANUAL'
@@ -106,7 +106,8 @@ _UNBIND_LEARNT = text("DELETE FROM layer_limit WHERE pk_limit_record = :limit AN
 
 
 def shortages_of(connection: Connection, statuses: Collection[int]) -> dict[int, LicenceShortage]:
-    """The shortages that ``statuses`` tell of, by exit status: a frame that ended with such a status got no licence."""
+    """The shortages of licences that exit statuses stand for, by status: a frame that ended with such a status got no
+    licence."""
     rows = connection.execute(_SHORTAGES, {"statuses": sorted(statuses)})
     return {
         row.exit_status: LicenceShortage(row.limit_id, row.exit_status, row.delay_minutes, row.auto_tag) for row in rows
