@@ -31,10 +31,13 @@ _LEASE = (keys.AUDIT, keys.AUDIT_LOG)
 """The keys of the lease under which one process checks: the lease, and the log of changes that goes with it."""
 _LIFE_MS = 60_000  # never renewed: a check that takes longer corrects nothing more and is not ``complete``
 _SCAN_COUNT = 1000
+"""How many keys one step of a SCAN looks at."""
 _LOG_PAGE = 1000
 """How many lines of the log one read takes."""
 _CALLS_PER_ROUND_TRIP = 8
+"""How many calls of scripts that write go together."""
 _KEYS_PER_ROUND_TRIP = 2000
+"""How many vertices, or places, are read together."""
 _NO_MACHINE = "-"
 """Stands for any machine of a limit whose key is damaged: no host has this name."""
 
@@ -77,8 +80,8 @@ class ConsistencyCheck:
 
 
 def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool = False) -> ConsistencyCheck:
-    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's); with ``heal`` correct those
-    that are off their entries. Raises NotReady."""
+    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). With ``heal`` correct the
+    counters that are off their entries. Raises NotReady."""
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
     # A second check at once would empty the log of the first, and correct what that has corrected.
@@ -126,11 +129,11 @@ def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyC
 def check_machines(
     ledger: Ledger, epoch: Epoch, stored: Collection[str], records: Iterable[Record], *, heal: bool
 ) -> list[str]:
-    """Compare the machines of every limit, and since when frames run, with what is counted there, place by place, so
-    exactly under any load; with ``heal`` put right what differs, which a worker of an older release, or another
-    program, has left. ``stored`` are the keys of the store.
+    """Compare the machines of every limit, and the starts of frames, with what is counted. With ``heal`` put right what
+    differs, which a worker of an older release, or another program, has left.
 
-    Each place is judged within one call. Returns the keys of the counters of those that differed.
+    A place is a limit and a machine, or a limit of frames. Each place is judged within one call, so exactly under any
+    load. ``stored`` are the keys of the store. Returns the keys of the counters of the places that differed.
     """
     places = {pair for key in stored if (pair := keys.limit_and_machine(key))}
     places |= {
@@ -195,6 +198,7 @@ def vertex_keys(ledger: Ledger) -> set[str]:
 
 
 def _stored_keys(ledger: Ledger) -> set[str]:
+    """All keys of the accounting in the store, by SCAN."""
     with answering(ledger.client):
         return set(cast("Iterable[str]", ledger.client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT)))
 
@@ -213,6 +217,7 @@ def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict
 
 
 def _read_log(ledger: Ledger) -> list[EntryChange]:
+    """The changes of entries since the check began, in their order."""
     events: list[EntryChange] = []
     while True:
         with answering(ledger.client):

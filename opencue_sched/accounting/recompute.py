@@ -74,7 +74,8 @@ def entries_of(rows: Iterable[Row[Any]]) -> dict[str, str]:
 
 
 def _listed(limit: str, host_id: str) -> tuple[str, ...]:
-    """How an entry lists a limit of store.procs."""
+    """How an entry lists a limit that store.procs has: ``@`` behind its id marks a limit that counts machines, ``~`` a
+    limit of frames of which a licence server reports."""
     if limit.endswith("@"):
         return keys.on_machine(limit[:-1], keys.machine_of(host_id))
     return keys.reported(limit[:-1]) if limit.endswith("~") else (limit,)
@@ -93,7 +94,8 @@ def may_still_commit(engine: Engine, age_seconds: float) -> bool:
 
 
 def fresh_additions(engine: Engine, proc_ids: Sequence[str]) -> list[Change]:
-    """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
+    """Changes that add procs which the ledger lacks, as the procs are now. A proc that is gone meanwhile is not
+    added."""
     changes: list[Change] = []
     for part in chunks(proc_ids, _IDS_PER_STATEMENT):
         with engine.begin() as connection:
@@ -214,7 +216,7 @@ def recompute(
     cas_max_retries: int = 3,
     write_tables: bool = True,
 ) -> RecomputeReport:
-    """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
+    """Make one pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
     ``age_seconds`` is accounting.in_flight_age; ``clock`` is in seconds and never jumps. ``cas_max_retries`` only
     matters to a store that another program publishes into. Raises NotReady and SQLAlchemy's errors: then nothing or a

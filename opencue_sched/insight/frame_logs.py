@@ -53,14 +53,14 @@ class Deaths:
     meaning: str
     """What the exit status says, in words."""
     frame: str
-    """The name of the newest."""
+    """The name of the newest of these frames."""
     frame_id: str
     host: str | None
-    """The name of the host on which the newest died."""
+    """The name of the host on which the newest frame died."""
     log: str
-    """The path of the newest one's log."""
+    """The path of the newest frame's log."""
     lines: tuple[str, ...] | None
-    """The last lines of its output; None if the log is not visible here, or was not read."""
+    """The last lines of that frame's output; None if the log is not visible here, or was not read."""
 
     def lines_for_people(self) -> list[str]:
         """Lines that name the frame, how it died, its log, and the log's end."""
@@ -78,7 +78,7 @@ def deaths_of(connection: Connection, job_id: str) -> list[Deaths]:
 
 
 def deaths_among(dead: Sequence[jobs.DeadFrames]) -> list[Deaths]:
-    """The kinds of deaths among what `store.jobs.dead_frames` found. Reads logs, whose file server may be slow, and
+    """The kinds of deaths among the rows of `store.jobs.dead_frames`. Reads logs, whose file server may be slow, and
     nothing from the database."""
     deaths: list[Deaths] = []
     for row in dead:

@@ -1,5 +1,5 @@
-"""What an RQD runs (`look`), and making sure that it does not run a frame (`kill_and_confirm`, and `RqdKiller` for
-callers outside a dispatch pass).
+"""Asks an RQD what it runs (`look`), and makes sure that it does not run a frame (`kill_and_confirm`, and `RqdKiller`
+for callers outside a dispatch pass).
 
 What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source; its Rust successor, read):
 
@@ -37,8 +37,11 @@ class Whereabouts(StrEnum):
     OURS = "ours"
     ANOTHERS = "anothers"
     SETTING_UP = "setting_up"
+    """RQD is setting some frame up, perhaps this one."""
     ABSENT = "absent"
+    """RQD does not run the frame."""
     UNREACHABLE = "unreachable"
+    """The host's own RQD did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,11 @@ class Fate(StrEnum):
     it may run, unless its host is known to be gone (reaper)."""
 
     RUNNING = "running"
+    """The process runs for the proc that was asked about, and was left alone."""
     NOT_RUNNING = "not_running"
+    """RQD confirmed that no process of the frame runs."""
     UNCONFIRMED = "unconfirmed"
+    """RQD answered, and did not confirm in time that no process runs."""
     UNREACHABLE = "unreachable"
     """The host's RQD did not answer, and took no kill."""
 
@@ -84,7 +90,7 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
         return FrameSeen(Whereabouts.UNREACHABLE, str(error))
     seen = frame_seen(answer.host_report, ref)
     words = channels.misnamed(ref.host_name)
-    # What another machine does not run, or runs for another proc, says nothing of this host.
+    # Another machine answers by this host's name: what that machine runs or does not run says nothing of this host.
     if words and seen.place is not Whereabouts.OURS:
         return FrameSeen(Whereabouts.UNREACHABLE, f"its RQD {words}")
     return seen
@@ -106,7 +112,7 @@ def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen
 
 
 def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> bool:
-    """Ask RQD to kill a frame. False: it does not know the frame.
+    """Ask RQD to kill a frame. Returns False where RQD does not know the frame.
 
     Raises grpc.RpcError for any other answer. RQD knows frames by frame id only: the frame must still be its proc's, or
     cannot have been booked on this host again (reports/reported_runs.py, SETTLED_SECONDS).
@@ -174,8 +180,8 @@ class RqdKiller:
         return not self.silence(host_name, seconds)
 
     def silence(self, host_name: str, seconds: float) -> str:
-        """Why a host's RQD cannot be talked to, if so: ``(address) does not answer``, within ``seconds``, or another
-        host's does."""
+        """Why a host's RQD cannot be talked to, for people: ``(address) does not answer`` within ``seconds``, or
+        another host's RQD does. Empty where it can."""
         request = rqd_pb2.RqdStaticReportStatusRequest()
         try:
             self._channels.stub(host_name).ReportStatus(request, timeout=seconds, wait_for_ready=True)
@@ -184,7 +190,7 @@ class RqdKiller:
         return self._channels.misnamed(host_name)
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
-        """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
+        """Ask RQD to kill a frame, without waiting for its end. Returns False where RQD could not be asked."""
         try:
             self._channels.check_name(host_name)
             kill(self._channels, host_name, frame_id, reason)
@@ -199,11 +205,12 @@ class RqdKiller:
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
 
     def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
-        """Kill a frame that runs for another proc, and wait as `stop` does. One that runs for this proc is left alone
-        (RUNNING)."""
+        """Kill a frame that runs for another proc, and wait as `stop` does. A frame that runs for this proc is left
+        alone (RUNNING)."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), "another proc has its frame", adopt=True)
 
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
+        """Kill and confirm, and notify of a frame that was not confirmed dead."""
         fate, detail = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
         if fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
             place = f"{ref.host_name} ({self._address(ref.host_name)})"

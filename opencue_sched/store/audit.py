@@ -1,4 +1,4 @@
-"""The audit: contradictions, counted and named."""
+"""The statements of the audit: each counts and names the rows that contradict a rule."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 MOST = "greatest(0, coalesce(limit_record.int_max_value, 0))"
 """What a limit may count: a limit without a value or below zero admits nothing, as in OpenCue's comparison."""
 
-# One row for each of limit_record. ``machines``, ``frames``: so many machines may hold it, or frames run, -1 any
-# number; NULL of one that counts the other, and ``frames`` also of a limit that is nothing but its maximum. A report
-# that is older than the limit's time to live opens it. A soft value is one of machines.
+# How each limit counts, one row for each row of limit_record. ``machines`` says how many machines may hold a limit that
+# counts machines, ``frames`` how many frames may run under one that counts frames; -1 is any number, and the other of
+# the two is NULL. Both are NULL for a limit of frames that is nothing but its maximum. A report that is older than the
+# limit's time to live opens the limit. A soft value is a number of machines.
 _TERMS = f"""
     SELECT said.type = 'HOST' AS counts_machines, said.reported_at,
            CASE WHEN said.type <> 'HOST' THEN NULL
@@ -54,10 +55,12 @@ NAME_ON_HOST = """
     CASE WHEN {name} ~ '^[0-9.]+$' OR {name} LIKE '%:%' THEN lower(btrim({name}))
          ELSE split_part(lower(btrim({name})), '.', 1) END
 """
-"""A machine's name as hosts and licence servers have it in common: without case and domain; an address whole."""
+"""SQL for a machine's name in the form that hosts and licence servers have in common: without case and domain; an
+address stays whole."""
 
-# What holds limits as licence servers have said. A machine that is no host is named as it is. Of several hosts of that
-# name, such as rows that an older name of the machine left, the one that runs frames comes first, or is up.
+# The holders of limits, as licence servers have said. A machine that is no host keeps the name that the server has for
+# it. Of several hosts of one name, such as rows that an older name of a machine left, one that runs frames comes first,
+# then one that is UP.
 _REPORTED = text(
     f"""
     SELECT held.pk_limit_record AS limit_id, held.int_tokens AS tokens,
@@ -99,8 +102,8 @@ class LicenceReport:
 
 
 def reports_of(connection: Connection, limit_ids: Collection[str]) -> dict[str, LicenceReport]:
-    """The licence servers' reports of these limits, by limit id. Call it for limits that were reported only: an older
-    schema has no table of reports."""
+    """The licence servers' reports of these limits, by limit id. To be called only for limits that were reported: an
+    older schema has no table of reports."""
     found = {limit_id: LicenceReport() for limit_id in limit_ids}
     for row in connection.execute(_REPORTED, {"limits": list(limit_ids)}) if limit_ids else ():
         found[row.limit_id].machines.add(row.machines[0])

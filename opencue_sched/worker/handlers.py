@@ -21,7 +21,7 @@ from opencue_sched.store.shows import shows_under
 from opencue_sched.worker.events import Waker
 
 MOST_LEFT_TO_FOLLOW = 10_000
-"""Layers and limits that are kept to be followed again; what is notified beyond that is left to a recompute."""
+"""How many layers and limits are kept to be followed again; what is notified beyond that is left to a recompute."""
 
 
 class Handlers:
@@ -58,7 +58,8 @@ class Handlers:
             if self._settings.accounting.release_feed == "proc-trigger":
                 self._ledger.release(procs)
         finally:
-            # Only now: the pass that this leads to asks the ledger for headroom. The hosts are free in any case.
+            # After the release in the ledger, because the pass that this leads to asks the ledger for headroom; and
+            # also when the release failed, because the hosts are free in any case.
             self._waker.note(hosts)
 
     def caps_changed(self, vertices: Collection[str]) -> None:
@@ -66,7 +67,7 @@ class Handlers:
         ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``, and as ``bound:{id}`` layers that got
         or lost a limit while frames of them run, which count under other limits from now on."""
         ids = _ids_by_kind(vertices)
-        # First, so that it is kept whatever fails.
+        # First, so that the vertices are kept whatever fails below.
         self._keep_to_follow(vertices)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
         # A job's cap comes with its priority, in one row.
@@ -84,7 +85,8 @@ class Handlers:
             self._waker.note(shows=shows)
 
     def follow_again(self) -> None:
-        """Follow what was notified since the last call, whoever followed it: that worker may have died or failed.
+        """Follow all that was notified since the last call, although a worker of the fleet has followed it: that worker
+        may have died or failed.
 
         Where it was followed there is no difference to find. What cannot be followed now is kept for the next call.
         """
@@ -108,7 +110,7 @@ class Handlers:
         return self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
 
     def _follow(self, bound: Sequence[str], lacking: Sequence[str]) -> None:
-        """Count what runs of these layers, and under these limits, as it is to be counted now."""
+        """Have the running frames of these layers, and under these limits, counted as they are to be counted now."""
         layers = {*bound, *(ask(self._engine, layers_under, lacking) if lacking else ())}
         if layers:
             follow_layers(self._engine, self._ledger, layers)

@@ -20,16 +20,16 @@ log = structlog.get_logger(__name__)
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
 EVENTS_TASK = "opencue_sched.maintenance.send_events"
 EVENTS_EXPIRE_SECONDS = 5.0
-"""Life of a message that events are to be sent: beat sends the next then."""
+"""How long a message that events are to be sent lives: then beat sends the next."""
 URGENT, NORMAL = 0, 1
-"""Message priorities: of what a client waits for, and of all else."""
+"""The priorities of messages: of those that a client waits for, and of all others."""
 
 
 class Messenger:
     """Sends the messages of one process that say where there is work. Safe to share between threads.
 
     A message is a hint: the posting it names decides. While queues are renamed, ``legacy_queues`` get a copy of what
-    ``send`` sends; of the two the later does nothing, for the ticket is answered then. ``to_all`` makes no copies.
+    ``send`` sends: the copy that comes later does nothing, because its ticket is answered. ``to_all`` makes no copies.
     """
 
     def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class Messenger:
         self._legacy = tuple(legacy_queues)
 
     def send(self, enqueued: Enqueued) -> None:
-        """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
+        """Send a message for a posting to the best queue. A message that cannot be sent is left to the next sweep."""
         try:
             queue = self._router.queue_for(enqueued.cluster, again=enqueued.again)
             for name in (str(queue), *self._legacy):
@@ -49,12 +49,12 @@ class Messenger:
             log.warning("message_left_to_the_next_sweep", cluster=enqueued.cluster.key, error=str(error))
 
     def to_all(self, posting: str, ticket: int | None = None, *, reply: str | None = None) -> None:
-        """Send a message for whichever worker takes it; its pass is reported to the reply queue ``reply``, if any."""
+        """Send a message for any worker of the fleet; the pass is reported to the reply queue ``reply``, if any."""
         self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply)
 
     def send_events(self, queue: str) -> None:
-        """Have whichever process takes from this queue first send events of jobs. A message that cannot be sent is left
-        to the next of beat."""
+        """Have the process that takes from this queue first send events of jobs. Where the message cannot be sent,
+        beat's next one does."""
         try:
             self._send(EVENTS_TASK, queue=Queue(queue), declare=[], expires=EVENTS_EXPIRE_SECONDS)
         except (OperationalError, RedisError) as error:
