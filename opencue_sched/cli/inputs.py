@@ -40,7 +40,7 @@ _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _NAMES_COMPLETED = 100
 """How many names a shell is offered at most."""
 _SHORT_LIMITS = {"connect_seconds": 2, "statement_seconds": 1}
-"""2 is the least that libpq knows."""
+"""The time-outs of a command that must not wait long; two seconds is the shortest time to connect that libpq knows."""
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
@@ -69,7 +69,8 @@ def farm() -> Iterator[Engine]:
 
 
 def patiently(engine: Engine, read: Callable[[Connection], T]) -> T:
-    """The answer of a command that goes on for long: a PostgreSQL that is away is told once, and asked again."""
+    """The answer of ``read`` for a command that goes on for long. Where PostgreSQL is away, a note says so once, and
+    ``read`` is called again until it answers."""
     told = False
     while True:
         try:

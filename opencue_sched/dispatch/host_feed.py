@@ -1,4 +1,4 @@
-"""The host cache of a process and the change log together: what a pass knows of hosts, and how that stays current."""
+"""Keeps what a process knows of hosts current: its host cache together with the change log of the fleet."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CLEAN_UP_SECONDS = 300.0
 
 
 class HostFeed:
-    """Cache and change log together. Thread-safe; the log is read by one thread at a time.
+    """The host cache of a process and the change log together. Thread-safe; the log is read by one thread at a time.
 
     Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
-    While ``rereading`` runs, they are read again in the background: those of the process's own shard, or that are not
-    divided, in rounds of ten seconds or more; those of another's shard, which few have and not for long, once a minute.
-    A pass waits for no more than the first read of its hosts. ``found`` is called with the ids of hosts that the
-    background found and for which work may wait.
+    While ``rereading`` runs, cached hosts are read again in the background: hosts of the process's own shard, and all
+    where hosts are not divided, in rounds of ten seconds or more; hosts of another instance's shard, which few
+    processes have and not for long, once a minute. A pass waits for no more than the first read of its hosts. ``found``
+    is called with the ids of hosts that the background read found and for which work may wait.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HostFeed:
         self.cache = HostCache(settings, self._fetch, instance=instance, taken_seconds=taken_seconds, clock=clock)
 
     def refresh(self, cluster: Cluster) -> None:
-        """Read those hosts of the cluster that are not here yet."""
+        """Read the hosts of the cluster that are not cached yet."""
         division = self.division()
         if division != self._divided:
             self._divided = division
@@ -82,7 +82,8 @@ class HostFeed:
             self.rereading.wake()
 
     def reread(self) -> float:
-        """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
+        """Read again the hosts that were read longest ago, if it is time to. Returns the seconds until the next
+        call."""
         reread = self.cache.reread(self._own_buckets())
         if reread.appeared:
             self._found([host.id for host in reread.appeared])
@@ -92,8 +93,8 @@ class HostFeed:
         return reread.pause
 
     def _own_buckets(self) -> frozenset[int]:
-        """The buckets that this process reads again in each round: those of its shard; where the hosts are not divided,
-        all that it knows, for messages about these go to one process and the others know none."""
+        """The buckets that this process reads again in each round: those of its shard. Where hosts are not divided,
+        they are all: messages then go to one process, and no other caches these hosts."""
         division = self.division()
         if not division:
             return ALL_BUCKETS
@@ -110,7 +111,8 @@ class HostFeed:
         self.cache.forget_reads()
 
     def changed(self, host_ids: Collection[str]) -> None:
-        """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
+        """Tell every process that these hosts changed. Where the message is lost, others see the change with their next
+        read of all hosts."""
         try:
             self._changes.publish(host_ids, by=self._instance)
         except RedisError as error:
@@ -137,7 +139,7 @@ class HostFeed:
             self._noted |= self.cache.reaches(frozenset[str]().union(*by_writer.values()))
             wanted = self._noted | self.cache.invalidated_ids()
             if wanted:
-                # What other instances write are bookings, of layers that are not known here.
+                # Entries of other instances are about bookings, of layers that this process does not know to run there.
                 of_others = frozenset[str]().union(*(ids for writer, ids in by_writer.items() if writer))
                 but_running = self.cache.running_known(wanted - of_others)
                 read_at, staleness = self.cache.instant(), self._settings.host_staleness_threshold

@@ -24,9 +24,10 @@ from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores
 
 MEM_RESERVED_MIN_KB = 250 * 1024
-"""A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
+"""The least memory that a proc reserves, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs
+some."""
 VARIABLE_MODE_LEAST_CORES = 2
-"""A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores."""
+"""The least cores of a threaded frame on a host in ThreadMode.VARIABLE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ class Demand:
     where no such limit is in the way."""
 
     def need_on(self, host: Host) -> Resources | None:
-        """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
+        """The least that a frame takes of the host when nothing else runs there; None for a host that can never take
+        one."""
         search, need = self.search, self.search.need
         least = least_cores(search, host)
         could_take = (
@@ -169,10 +171,12 @@ def reserve(
 
 
 def _takes_one_core(layer: Layer | Search) -> bool:
+    """Whether each frame takes exactly one core, whatever the host."""
     return not layer.threadable or 0 < layer.cores_min_centicores < CENTICORES_PER_CORE
 
 
 def _at_most_the_layers_maximum(layer: Layer | Search, cores: int) -> int:
+    """``cores``, or the layer's own maximum where that is less."""
     return min(cores, booked_cores(layer.cores_max_centicores)) if layer.cores_max_centicores > 0 else cores
 
 
@@ -182,8 +186,8 @@ def fewest_cores(layer: Layer | Search, host: Host) -> int:
 
 
 def least_cores(layer: Layer | Search, host: Host) -> int:
-    """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum. Not
-    positive: it never runs here."""
+    """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum. Zero
+    or less where the frame never runs here."""
     least = minimum_cores(layer, host)
     if _takes_one_core(layer):
         return least

@@ -41,10 +41,11 @@ LONGEST_ELAPSED_SECONDS = 60.0
 
 
 def against_reservation(reservation: Reservation | None, layer: Layer, idle_centicores: int, now: float) -> bool:
-    """Whether a reservation keeps a frame of ``layer`` off its host, which has so much idle.
+    """Whether a reservation keeps a frame of ``layer`` off the reserved host, which has so much idle.
 
-    The layer that it is for may always use the host. Others may where the host has drained, and only if they are
-    expected to end before it is free: an unknown end, of the frame or of the drain, is too late.
+    The layer with the reservation may always use the host. Frames of other layers may where enough cores have drained,
+    and only if they are expected to end before the host is free: an unknown end, of the frame or of the drain, is too
+    late.
     """
     if reservation is None or reservation.layer_id == layer.id or reservation.until <= now:
         return False
@@ -84,6 +85,7 @@ def draining(hosts: Iterable[Host], now: float) -> Refusal | None:
 
 
 def _expected(free_at: float | None, now: float) -> str:
+    """When a host is expected to be free, in words."""
     if free_at is None or free_at == math.inf:
         return "when it is free is not known"
     return "expected free now" if free_at <= now else f"expected free in {duration_text(free_at - now)}"
@@ -116,7 +118,7 @@ def hosts_of_a_wide_layer(demand: Demand, kinds: Sequence[tuple[Host, int]]) -> 
             if host.total_memory_kb >= memory_kb and host.total_gpus >= gpus and (need := demand.need_on(host)):
                 yield host, hosts, need
 
-    # Most layers are narrow, which the first hosts tell; only for a wide one is every host looked at.
+    # Most layers are narrow, which shows at the first hosts; only for a wide layer is every host looked at.
     first = next(able(), None)
     if first is None:
         return 0
@@ -218,9 +220,9 @@ def grants(
 ) -> dict[str, Reservation]:
     """Reserve one more host for each layer that is ``due`` one: host id -> reservation.
 
-    Of the layer's ``candidates`` (by layer id) it is the host that is expected to be free first; ``runs`` is what runs
-    on them, by host id. At most half of the hosts that could take a layer's frames are reserved, for whatever layers:
-    ``reserved`` are those that are already.
+    A layer gets the host that is expected to be free first, of its ``candidates`` (by layer id); ``runs`` is what runs
+    on them, by host id. ``reserved`` are the hosts that are reserved already: at most half of the hosts that could take
+    a layer's frames are reserved, for whatever layers.
     """
     granted: dict[str, Reservation] = {}
     taken = {host.id: host for host in reserved}
@@ -243,7 +245,7 @@ def grants(
                     until=now + RESERVATION_SECONDS,
                     free_at=expected,
                 )
-                # Among hosts of which that is not known, the one that has most of the cores idle already.
+                # Among hosts whose time is not known, the one that has most of the needed cores idle already is first.
                 options.append((_late(expected), need.cores - host.idle_cores, host.id, host, reservation))
         if options:
             *_, host, reservation = min(options, key=itemgetter(0, 1, 2))
@@ -252,6 +254,7 @@ def grants(
 
 
 def _late(free_at: float | None) -> float:
+    """A time to sort by: one that is not known comes last."""
     return math.inf if free_at is None else free_at
 
 
