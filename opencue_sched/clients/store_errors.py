@@ -41,10 +41,9 @@ _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 _HOST_TEXT = "unable to allocate additional"
 """Words that every refusal of OpenCue's host trigger has."""
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
-"""SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""
+"""SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks."""
 _COMPLETION_UNKNOWN = "40003"
-
-
+"""The one SQLSTATE of these classes after which a COMMIT may have happened."""
 _REFUSED_CONNECTION_STATES = ("28000", "28P01", "3D000", "42501", "42704", "22023", "42601")
 """SQLSTATEs of connections that PostgreSQL will refuse the next time, too: the user, or where it comes from; the
 password; no such database; no right to connect to it; in the URL's ``options`` a parameter that it does not know, a
@@ -66,7 +65,7 @@ _CONNECTION_LIMITS = {
     "too many connections for database": "the CONNECTION LIMIT of the database",
     "no more connections allowed": "PgBouncer's max_client_conn",
 }
-"""What PostgreSQL, or PgBouncer, says when it has no connection left, and which limit that is."""
+"""Words with which PostgreSQL, or PgBouncer, says that it has no connection left -> the limit that is reached."""
 _REFUSED_BY_REDIS = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate verify failed",
@@ -124,7 +123,7 @@ def was_cancelled(error: BaseException | None) -> bool:
 
 
 def in_doubt(error: Exception) -> bool:
-    """Whether a COMMIT that ended in this error may have happened all the same: unless the server refused it.
+    """Whether a COMMIT that ended in this error may have happened all the same: yes, unless the server refused it.
 
     A server that ended an idle transaction before the COMMIT arrived refuses it too, but libpq only reports a closed
     connection, so that counts as doubt.
@@ -167,7 +166,7 @@ def has_no_connection_left(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """One line without the statement and its parameters."""
+    """The error in one line, without the statement and its parameters."""
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, MasterNotFoundError):
         return _sentinels_said(str(cause))
@@ -205,8 +204,8 @@ def _sqlstate(error: BaseException | None) -> str:
 def is_trouble(error: Exception) -> bool:
     """Whether ``error`` says that PostgreSQL or Redis is in trouble, so that the same work may succeed later.
 
-    Whatever uses the store meets trouble alike; any other error comes again with the same rows. What our statements
-    name and the schema lacks, or does not grant, is trouble: they are constant, so no rows are to blame.
+    Trouble meets all that use the store; any other error comes again with the same rows. A table or column that the
+    schema lacks, or does not grant, is trouble: our statements are constant, so no rows are to blame.
     """
     if isinstance(error, RedisError):
         if type(error) is ResponseError:

@@ -1,5 +1,5 @@
-"""One pass over the clusters of a shard, in steps: follow, plan (with portions and permits), book, commit, launch,
-settle, next.
+"""Makes one pass over the clusters of a shard, in eight steps: claim, follow, plan (with portions and permits), book,
+commit, launch, settle, next. The numbers of comments below are theirs.
 
 docs/architecture.md says where the process may die, and what holds then.
 """
@@ -56,17 +56,19 @@ log = structlog.get_logger(__name__)
 SHORTEST_SLEEP_SECONDS = 0.05
 """The least sleep of a cluster whose next look has a time, such as the end of a cooldown."""
 FAILED_HOST_SECONDS = 5.0
-"""Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
+"""Cooldown of a host whose RQD is at fault: its row says UP for minutes, with all cores idle."""
 FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0
 """Cooldown of a layer all of whose frames were lost twice in a row: rows that a transaction keeps locked must not hold
 a shard's hosts."""
 _TRIES = 4
-"""How often a plan goes on with other frames in place of those that other planners have the permits of, less one."""
+"""How many times one plan asks for permits at most: the first time, and again for the frames that it puts in place of
+those that other planners have the permits of."""
 _MOST_READS = 40
 """How many reads of portions one plan makes at most: a farm of layers with one frame each is no reason to keep the
 claims for ever."""
 CONTENDED_SLEEP_SECONDS = 0.1
-"""How long a cluster sleeps whose frames another planner has: mostly for as long as that commits a few."""
+"""How long a cluster sleeps while another planner has its frames: about the time in which that planner commits a
+few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class PassRunner:
 
 
 class _ClaimLostError(Exception):
-    """Other passes may have the clusters by now."""
+    """A claim on a cluster ran out during the pass, so that another pass may have the cluster by now."""
 
 
 @dataclass(slots=True)
@@ -183,6 +185,7 @@ class _Pass:
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
+        """Report the seconds that the step takes, and that the pass goes on after it."""
         began = self.runner.clock()
         yield
         self.report.seconds[name] = self.runner.clock() - began
@@ -202,11 +205,13 @@ class _Pass:
             self.runner.verdicts.record(verdicts, commits=commits, shortages=shortages)
 
     def _check_claims(self) -> None:
+        """Raise _ClaimLostError if a claim on the clusters is not held any more."""
         if not self.alive():
             raise _ClaimLostError
 
     def run(self) -> list[PassReport]:
-        """The pass, and what holds however it ends."""
+        """Make the pass. However it ends, verdicts are noted, and no launch is under way any more. Unless an error
+        leaves, ``end`` was called."""
         report, runner = self.report, self.runner
         with ThreadPoolExecutor(1, thread_name_prefix="launch") as launching:
             launch: Future[None] | None = None
@@ -236,7 +241,7 @@ class _Pass:
         return self.reports
 
     def _steps(self) -> tuple[LaunchDetails | None, CommitResult] | None:
-        """The steps up to the commit; what is to be launched."""
+        """Do the steps up to the commit. Returns what is to be launched; None if nothing was committed."""
         # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
         #    that only their holder may take.
 
@@ -265,6 +270,7 @@ class _Pass:
         return committed
 
     def _follow(self) -> None:
+        """Have the caches of hosts and of waiting work read what changed."""
         runner = self.runner
         runner.follows([report.cluster for report in self.reports])
         runner.hosts.follow()
@@ -316,12 +322,13 @@ class _Pass:
         return [work for work in works if work.clusters[0].show_id in ours]
 
     def _plan(self) -> None:
+        """Plan the frames of all clusters, and note for each cluster its plan and why layers wait."""
         runner = self.runner
         clusters = [cluster for work in self.works for cluster in work.clusters]
         idle_cores = runner.hosts.cache.idle_cores(clusters, most=MAX_FRAMES)
         snapshot = read_snapshot(runner.ledger, runner.backlog, self.works, runner.watched, idle_cores=idle_cores)
         self.progress()
-        # Little when a show has just become ours: the first commit of a fleet that starts, or of a show, comes soon.
+        # Few frames where this process plans a show for the first time: its first commit is to come soon.
         shows = {cluster.show_id for cluster in clusters}
         policy = self._policy(snapshot, runner.plan_sizes.most(self.report.cluster.shard, shows))
         planner = self.planner = Planner(
@@ -349,6 +356,7 @@ class _Pass:
             runner.backlog.backlog.judged(verdict.layer_id for verdict in waits)
 
     def _policy(self, snapshot: Snapshot, most_frames: int) -> Policy:
+        """The rules of this plan: those of the settings, the holds of hosts, and what RQDs refused lately."""
         runner, queue = self.runner, self.runner.settings.queue
         guards = queue.gpu_guard and runner.hosts.cache.has_gpus()
         policy = policy_for(queue, gpu_demands=gpu_demands(runner.backlog, snapshot) if guards else ())
@@ -368,13 +376,13 @@ class _Pass:
                 over = planner.learn(read_caps(runner.ledger, unknown, runner.watched))
                 if not over:
                     break
-                # What is full gives its hosts to others, of which more may be full.
+                # Frames at a full cap give their hosts to others, whose caps may be full as well.
                 full = True
                 runner.watched.refused(proc.vertices for proc in over)
                 runner.backlog.backlog.settle(over)
                 planner.take_back(over, again=True)
                 self._fill(planner)
-            # Other frames mostly have the hosts of those that were refused.
+            # Other frames mostly got the hosts of frames whose permits were refused.
             cores = sum(proc.resources.cores for proc in planner.procs())
             self.contended, wanted = cores < wanted, max(wanted, cores)
             asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
@@ -415,15 +423,15 @@ class _Pass:
         for _ in range(_MOST_READS):
             if not (wanted := planner.run()):
                 return
-            # What is planned already is not what more frames are read for.
+            # Frames that are planned already are taken first, so that the read brings others.
             self.runner.backlog.backlog.take(planner.procs())
             self.runner.backlog.read_portions(wanted)
             self.progress()
         self.unread = bool(planner.run())
 
     def _read_details(self, planned: Sequence[PlannedProc]) -> LaunchDetails | None:
-        """What the planned frames are launched with; None in a dry run. Layers that cannot be launched are said so, and
-        set aside."""
+        """What the planned frames are launched with; None in a dry run. Layers that cannot be launched are logged and
+        set aside, and their verdicts say why."""
         runner = self.runner
         if runner.settings.rqd.dry_run_mode:
             return None
@@ -438,6 +446,8 @@ class _Pass:
         return details
 
     def _book_and_commit(self, planned: Sequence[PlannedProc]) -> tuple[LaunchDetails | None, CommitResult] | None:
+        """Do steps 4 and 5. Returns what is to be launched; None if nothing was committed. However they end, what was
+        planned on hosts and frames is settled in the caches."""
         runner = self.runner
         result = CommitResult()
         try:
@@ -449,8 +459,8 @@ class _Pass:
             self._check_claims()
 
             # 4. Book, before PostgreSQL: a counter that is too high keeps cores idle, one that is too low passes a cap.
-            # The commit's deadline counts from here: a booking without a proc that is older is too old for that of a
-            # dead process.
+            # The commit's deadline counts from here: a booking that is older than the deadline and has no proc is left
+            # by a process that died.
             booked_at = runner.clock()
             with self._step("book"):
                 answers = self._book(procs)
@@ -497,8 +507,8 @@ class _Pass:
             self._settle_frames(planned, result)
 
     def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
-        """Give hosts back what was not committed, and have others told, since layers may wait for want of just that. A
-        proc of unknown outcome stays taken until a read of the database that is late enough to know."""
+        """Give hosts back what was not committed, and tell other processes, since layers may wait for want of just
+        that. A proc of unknown outcome stays taken until a read of the database that is late enough to know."""
         runner = self.runner
         committed = {proc.proc_id for proc in result.committed}
         unknown = {proc.proc_id for proc, _ in result.unknown}
@@ -599,7 +609,7 @@ class _Pass:
             seconds = FAILED_HOST_SECONDS if proc.host.name in blame.hosts else 0.0
             runner.hosts.cache.invalidate(proc.host.id, cooldown_seconds=seconds, why=str(error))
         runner.hosts.changed({proc.host.id for proc in result.committed})
-        # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
+        # Jobs for which no RunFrame can be made, or that no host takes: their next launch would end the same way.
         hopeless = {outcome.request.run_frame.job_id: str(outcome.error) for outcome in impossible}
         quarantine(runner.engine, {**blame.jobs, **hopeless}, runner.settings)
         self.report.seconds["launch"] = runner.clock() - began

@@ -125,9 +125,12 @@ FIRST_PLAN_FRAMES = 250
 
 
 class PlanSizes:
-    """How many frames the next plan of each shard may have: FIRST_PLAN_FRAMES of the first, and of the first with a
-    show that this process did not plan before, half of one whose commit took longer than it may, and twice as many
-    after each commit that did not. Thread-safe."""
+    """How many frames the next plan of each shard may have. Thread-safe.
+
+    The first plan may have FIRST_PLAN_FRAMES, and so may the first with a show that this process did not plan before.
+    After a commit that took longer than it may, the bound is half of the frames that this commit had; after each other
+    commit it is doubled, up to MAX_FRAMES.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

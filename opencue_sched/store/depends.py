@@ -1,4 +1,4 @@
-"""Dependencies, completed layers and finished jobs.
+"""Satisfies and reopens dependencies, and finishes jobs whose frames are over.
 
 A dependency is satisfied once: the transaction that makes it inactive lowers the counts of the frames that wait for it,
 and the trigger of the schema turns a frame whose count reaches zero from DEPEND to WAITING. FRAME_BY_FRAME and
@@ -50,7 +50,7 @@ _DEPENDENTS = """
 _NAMED = "named AS (SELECT * FROM depend WHERE pk_depend = ANY(CAST(:depends AS varchar[])))"
 # The layers and jobs of frames that wait for these dependencies.
 _AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer AS layer_id, pk_job AS job_id FROM dependents")  # noqa: S608
-# Satisfy those of these dependencies that are open; those satisfied, each with the one that groups it.
+# Satisfy those of these dependencies that are open. Returns them, each with the dependency that groups it.
 _SATISFY = text(
     """
     WITH locked AS (
@@ -224,10 +224,12 @@ STUCK_DEPENDS = text(
 
 
 class Satisfied(NamedTuple):
-    """What satisfying dependencies did: how many, and how many frames it made bookable."""
+    """What satisfying dependencies did."""
 
     depends: int = 0
+    """How many dependencies were satisfied."""
     freed_frames: int = 0
+    """How many of the frames that waited for them are WAITING now."""
 
 
 def find_depends(
@@ -240,7 +242,8 @@ def find_depends(
 ) -> list[str]:
     """Active dependencies on any of these frames, complete layers or complete jobs.
 
-    ``frame_layers`` are the layers of ``frames``: a LAYER_ON_LAYER dependency on any frame is met by the first.
+    ``frame_layers`` are the layers of ``frames``: a LAYER_ON_LAYER dependency on any frame is met by the first frame
+    of the layer that ends.
     """
     parameters = {
         "frames": texts(frames),
@@ -286,8 +289,8 @@ class Completed(NamedTuple):
 def complete(
     connection: Connection, *, frames: Collection[str], layer_ids: Collection[str], job_ids: Collection[str]
 ) -> Completed:
-    """What follows from the end of ``frames``. ``layer_ids``, ``job_ids``: those of their layers and jobs that may be
-    complete now."""
+    """What follows from the end of ``frames``. ``layer_ids`` and ``job_ids`` are those of their layers and jobs that
+    may be complete now."""
     parameters = {
         "frames": texts(frames),
         "any_layers": texts(layer_ids),
@@ -333,14 +336,14 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
 
 
 _ADD_LOCK_KEY = 0x6F63732D64657073
-"""The advisory lock under which a dependency is added to jobs that are in: the bytes of ``ocs-deps``."""
-# Wait for that lock: of two dependencies that would make a circle, the second one is to see the first.
+"""The advisory lock under which a dependency is added to jobs that were submitted before: the bytes of ``ocs-deps``."""
+# Wait for the advisory lock: of two dependencies that would make a circle, the second one is to see the first.
 _ADD_IN_TURN = text("SELECT pg_advisory_xact_lock(:key)")
 
 
 def add_in_turn(connection: Connection) -> None:
-    """Wait until no other transaction adds dependencies. Each looks whether its own close a circle, and sees those of
-    the others only once they are committed. Call it before any row is locked."""
+    """Wait until no other transaction adds dependencies. Each transaction looks whether its own dependencies close a
+    circle, and sees those of others only once these are committed. Call it before any row is locked."""
     connection.execute(_ADD_IN_TURN, {"key": _ADD_LOCK_KEY})
 
 
