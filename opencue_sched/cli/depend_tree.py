@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ANY_WIDTH = 1_000
 """The width, in characters, at which a tree is laid out: wide enough that no line is folded."""
 _DEEPEST = 100
-"""Jobs behind one another that a tree shows."""
+"""How many jobs behind one another a tree shows at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class _Way:
     """One of the two ways from a job: to what it waits for, or to what waits for it."""
 
     title: str
+    """The name of this way in JSON, and in the first line of the tree with spaces for underscores."""
     nothing: str
+    """What is said of a job without any dependency this way."""
     near: str
     """The side of a dependency on which the job is, as the names of its columns begin: er or on."""
     far: str
@@ -63,7 +65,8 @@ def depend_trees(job: NamedRow, waits_for: Sequence[Depend], waited_for_by: Sequ
 def _branches(
     way: _Way, of_job: Mapping[str, Sequence[Depend]], job_id: str, tree: Tree, seen: set[str], depth: int = 1
 ) -> list[dict[str, Any]]:
-    """Add the dependencies of one job to its branch, and those of the jobs behind them; the same for JSON."""
+    """Add the dependencies of one job, and of the jobs behind it, to the branch ``tree``. Returns the same for JSON.
+    Jobs that are met are added to ``seen``."""
     from opencue_sched.insight.explain import describe_depend
 
     documents = []

@@ -1,10 +1,10 @@
-"""Commit: one PostgreSQL transaction for a whole plan.
+"""Commits a whole plan in one PostgreSQL transaction.
 
 Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
 are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, the
-booking must not be touched, and the next recompute finds out. What no longer fits the locked rows, what
-its layer and job ask for today and today's caps is lost, and nothing else with it. A plan that fails because of some
-job's rows is cut in halves by job until that job is alone; it is quarantined and everything else is committed.
+booking must not be touched, and the next recompute finds out. A proc that no longer fits the locked rows, today's caps
+or what its layer and job ask for today is lost, and no other proc with it. A plan that fails because of some job's rows
+is cut in halves by job until that job is alone: this job is quarantined, and everything else is committed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _STATEMENT = 0.3
 _LOCK = 0.2
 """How long one statement may wait for a lock."""
 _HOST_LOCK = 0.02
-"""How long a plan waits for a host's row: a report has it for milliseconds."""
+"""How long a plan waits for a host's row: the transaction of a report locks it for milliseconds."""
 _COMMIT_BEFORE = 0.8
 """When the last statement before COMMIT must have been sent."""
 _IDLE = 0.15
@@ -84,13 +84,13 @@ Terms = Mapping[str, Mapping[str, str]]
 
 
 class CommitQueue:
-    """Commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread that is at
-    its head for some rows must not ask for others.
+    """Has the commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread
+    whose turn it is for some rows must not ask for others.
 
-    Otherwise, of two plans for one host the second finds it locked and loses what it planned there. Plans of clusters
-    that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows that a
-    third waits for, until one runs out of time. Here the second waits before it holds anything. Transactions of other
-    processes are met at the row.
+    Without the queue, of two plans for one host the second finds the host locked and loses what it planned there. Plans
+    of clusters that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows
+    that a third waits for, until one runs out of time. In the queue the second waits before it holds anything.
+    Transactions of other processes are still met at the row.
     """
 
     def __init__(self) -> None:
@@ -101,10 +101,11 @@ class CommitQueue:
 
     @contextmanager
     def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:
-        """Wait until all that asked before for one of these ids of hosts and jobs are done, but not for longer than
-        ``wait_seconds``; whether they were in time.
+        """Wait until all commits that asked before for one of these ids of hosts and jobs are done, but not for longer
+        than ``wait_seconds``. Yields whether they were done in time.
 
-        In the order in which they asked: none waits in a circle, and a plan of many hosts is not overtaken for ever.
+        Commits go in the order in which they asked: none waits in a circle, and a plan of many hosts is not overtaken
+        for ever.
         """
         ticket, rows = object(), frozenset(ids)
         with self._changed:
@@ -121,7 +122,8 @@ class CommitQueue:
 
 
 FIRST_PLAN_FRAMES = 250
-"""Frames of the first plan of a process, or with a show that comes: its commit takes a quarter of a full one's time."""
+"""How many frames the first plan of a shard may have, or the first with a show that is new to the process: the commit
+takes a quarter of a full plan's time."""
 
 
 class PlanSizes:
@@ -205,7 +207,7 @@ def commit_plan(
 
 
 def quarantine(engine: Engine, reasons: Mapping[str, str], settings: Settings) -> None:
-    """Leave jobs alone for ``queue.job_back_off_duration``: id -> why."""
+    """Leave the jobs of ``reasons`` (id -> why) alone for ``queue.job_back_off_duration``."""
     for job_id, reason in reasons.items():
         log.error("job_quarantined", job=job_id, reason=reason)
     if not reasons:
@@ -246,7 +248,7 @@ class _Commit:
             try:
                 self._transaction(procs)
             except DatabaseFailure as too_late:
-                # After what the database had refused, what was left of the time may not have done for another try.
+                # The time may have run out because of what the database had refused before, not of this plan's size.
                 self.result.cancelled |= self._ran_out_of_time(too_late.__context__)
                 self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
@@ -263,7 +265,8 @@ class _Commit:
             return
 
     def _cut(self, procs: Sequence[PlannedProc], failure: Failure, reason: str) -> None:
-        """Commit each half of the jobs by itself; a job that is alone is the culprit. The database has none."""
+        """Commit each half of the jobs by itself; a job that is alone is to blame. For a failure of the database no job
+        is, so nothing is cut."""
         jobs = list(dict.fromkeys(proc.job.id for proc in procs))
         if failure in (Failure.DATABASE, Failure.OUTDATED):
             log.error("commit_failed", procs=len(procs), error=reason)
@@ -278,7 +281,8 @@ class _Commit:
         self.result.lost += [(proc, lost) for proc in procs]
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
-        """One transaction, after those of this process that lock some of its hosts, or counters of its jobs."""
+        """Commit these procs in one transaction, after the transactions of this process that lock some of the same
+        hosts, or counters of the same jobs."""
         patience = max(0.0, _QUEUE_BEFORE * self.deadline - self._elapsed())
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
@@ -305,7 +309,7 @@ class _Commit:
         self.result.lost += lost
 
     def _write(self, connection: Connection, procs: Sequence[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
-        """Lock, decide, write: in this order."""
+        """Lock, decide, write: in this order. Returns the procs that were written, and those that are lost."""
         # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
         self._check_time()
         store.set_timeouts(
@@ -316,7 +320,7 @@ class _Commit:
             whole=_WHOLE * self.deadline - self._elapsed(),
         )
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
-        #     What the plan rests on is read with them: it may have been made from what was known seconds ago.
+        #     What the plan rests on is read with them: the plan may have been made from what was known seconds ago.
         self._check_time()
         kept, lost = fit_frames(procs, *store.lock_frames(connection, procs, self.facts))
         if not kept:
@@ -348,11 +352,11 @@ class _Commit:
         return committed, lost + taken_over
 
     def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, Row[Any]]:
-        """Lock the rows of hosts; the rows that could be locked, by host id.
+        """Lock the rows of hosts. Returns the rows that could be locked, by host id.
 
-        On a full farm a locked host is mostly one on which other frames have just ended, and that transaction takes
-        some tens of milliseconds: it is waited for. It locks hosts in the same order, so neither waits in a circle, and
-        who locks them otherwise is not waited for longer than the lock's time-out.
+        On a full farm a locked host is mostly one on which other frames have just ended, in a transaction of some tens
+        of milliseconds: that is waited for. Such transactions lock hosts in the same order, so none waits in a circle.
+        No transaction is waited for longer than the lock's time-out.
         """
         self._check_time()
         try:
@@ -364,7 +368,8 @@ class _Commit:
         return store.lock_free_hosts(connection, host_ids)
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
-        """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""
+        """Insert the rows of procs, lower what their hosts have idle, and start their frames. Returns the procs that
+        were written, and those that are lost because their frame got another proc."""
         if not procs:
             return [], []
         self._check_time()
@@ -423,9 +428,9 @@ _RESTS_ON = (
 def fit_frames(
     procs: Iterable[PlannedProc], frames: Mapping[str, int], layers: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep those whose frame was locked, and was planned for what it asks for now and under what it counts now
-    (``store.lock_frames``). Less memory than was planned makes no difference, nor does a limit that was deleted: it
-    bounds nothing any more."""
+    """Keep the procs whose frame was locked, and was planned for what it asks for now and under what it counts now
+    (``store.lock_frames``). Less memory than was planned makes no difference, nor does a limit that was deleted: such a
+    limit bounds nothing any more."""
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
     now = {layer_id: _now(layer) for layer_id, layer in layers.items()}
@@ -487,9 +492,9 @@ def _now(layer: Row[Any]) -> tuple[object, ...]:
 def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tuple[list[PlannedProc], list[Lost]]:
     """Keep, in plan order, what really fits the locked hosts (store.lock_hosts).
 
-    A host without a lock is locked by another transaction. One that went down, was locked by a person or changed its
-    allocation since it was planned takes nothing. One that drains takes what its hold allows; a frame of the owner ends
-    the hold.
+    A host that is not among ``hosts`` is locked by another transaction. A host that went down, was locked by a person
+    or changed its allocation since the plan takes nothing. A host that drains takes what its hold allows; a frame of
+    the layer that the hold is for ends it.
     """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
@@ -531,8 +536,9 @@ def by_vertex(procs: Iterable[PlannedProc]) -> dict[str, list[PlannedProc]]:
 def fit_terms(
     procs: Iterable[PlannedProc], decided: Terms, now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep what each limit has accepted under the terms that it has ``now`` (by vertex, see ``store.read_caps``): its
-    type, enforcement, soft value, maximum and report, where it is more than its maximum. Nobody counts here."""
+    """Keep the procs that each limit has accepted under the terms that it has ``now`` (by vertex, see
+    ``store.read_caps``): the limit's type, enforcement, soft value, maximum and report, where the limit is more than
+    its maximum. Only terms are compared; nothing is counted."""
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
     for proc in procs:
@@ -550,13 +556,13 @@ def fit_terms(
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Drop what no longer fits a cap as it is ``now`` (by vertex, see ``store.read_caps``), and all under one that is
-    being changed.
+    """Drop the procs that no longer fit a cap as it is ``now`` (by vertex, see ``store.read_caps``), and all procs
+    under a cap that is being changed.
 
-    Dropped from the end of the plan, and only as much as the counter was over the cap right after the booking, so that
-    a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between the booking and
-    the reading of caps and counters, so a cap they agree on is compared too. A vertex without an entry in
-    ``booked_under`` is not compared.
+    Procs are dropped from the end of the plan, and only as many as the counter was over the cap right after the
+    booking, so that a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between
+    the booking and the reading of caps and counters, so a cap on which Redis and PostgreSQL agree is compared too. A
+    vertex without an entry in ``booked_under`` is not compared.
     """
     errors: dict[str, BookingError] = {}
     for vertex, members in by_vertex(procs).items():

@@ -1,7 +1,8 @@
-"""Whether other hosts of the farm may take frames that failed on some, where hosts are divided among workers.
+"""Says whether other hosts of the farm may take frames that failed on some, where hosts are divided among workers.
 
-A worker knows the hosts of its own shard. Those of all shards are read by kind, which looks at each host once: only for
-layers of which a waiting frame failed on a host, and not again while what was read is believed.
+A worker knows the hosts of its own shard. The hosts of all shards are read by kind, in a statement that looks at each
+host once: only for layers of which a waiting frame failed on a host, and at most once in KINDS_SECONDS for the same
+tags.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class _Kinds:
 
     tags: frozenset[str]
     read_at: float
+    """When they were read, by the clock of OtherHosts."""
     hosts: Sequence[tuple[Host, int]]
     """One host of each kind, and how many there are."""
 
@@ -48,10 +50,12 @@ class OtherHosts:
         self._reading = threading.Lock()
         """Held by the thread that looks at ``_of_facility`` and reads what it lacks: no two read the same."""
         self._of_facility: dict[str, _Kinds] = {}
+        """What was read, by the id of the facility."""
 
     def note(self, waiting: Waiting, frames: Sequence[Frame], alloc_ids: Collection[str]) -> tuple[Frame, ...]:
-        """The frames of a layer, in their order. Those that failed say whether more hosts than they failed on may take
-        them, in ``alloc_ids``, when nothing else runs there: by the tests of a plan."""
+        """The frames of a layer, in their order. Frames that failed say in ``others`` whether more hosts of
+        ``alloc_ids`` than those they failed on could take them while nothing else runs there, by the tests of a
+        plan."""
         if not any(frame.failed_on for frame in frames):
             return tuple(frames)
         job, tags = waiting.job, waiting.layer.tags - self._ignored
@@ -67,12 +71,14 @@ class OtherHosts:
         )
 
     def _kinds(self, facility_id: str, tags: frozenset[str]) -> Sequence[tuple[Host, int]]:
+        """The kinds of the facility's hosts with one of the tags, read if they are not known or were read too long
+        ago."""
         with self._reading:
             now, known = self._clock(), self._of_facility.get(facility_id)
             if known is None or now - known.read_at >= KINDS_SECONDS:
                 known = None
             if known is None or not tags <= known.tags:
-                # What else was asked for lately is asked for again: it is read together.
+                # Tags that were asked for lately will be asked for again: all are read together.
                 tags |= known.tags if known else frozenset()
                 hosts = ask(self._engine, self._read, facility_id, tags)
                 known = self._of_facility[facility_id] = _Kinds(tags, now, hosts)

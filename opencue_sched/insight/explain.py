@@ -54,13 +54,13 @@ from opencue_sched.store.shows import list_subscriptions
 
 _KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
-"""Age of a verdict from which is said, too, that no pass has looked at the layer since."""
+"""The age of a verdict from which the explanation also says that no pass has looked at the layer since."""
 _DEATHS = 3
 """How many ways in which frames died are named for each layer, unless every reason is asked for."""
 _COMMENTS = 3
 """How many comments of a job are shown, the newest."""
 SEATS = "seats"
-"""Code of the reason that says what the machines still start which hold a limit without seats."""
+"""Code of the reason for a limit without free seats: it says what the machines that hold seats still start."""
 # The states of a layer's frames that are counted, by the columns of store.jobs.layers_of.
 _STATES = ("waiting", "running", "depend", "dead", "done")
 
@@ -70,7 +70,9 @@ class WaitReason:
     """One reason why frames wait."""
 
     code: str
+    """The name of the reason for programs: that of a Verdict where one means the same."""
     text: str
+    """The reason in words, for people."""
     decides: bool = True
     """Whether nothing can be booked while the reason holds, whatever else is true."""
 
@@ -272,13 +274,13 @@ def _in_order(
 
 
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:
-    """``capacity: a frame needs ... (4 s ago)``."""
+    """A recorded verdict in words, with its age: ``capacity: a frame needs ... (4 s ago)``."""
     placed = f", {recorded.verdict.frames} placed" if recorded.verdict.frames else ""
     return f"{verdict_text(recorded.verdict)}{placed} ({duration_text(now - recorded.at)} ago)"
 
 
 def verdict_text(verdict: LayerVerdict) -> str:
-    """``capacity: a frame needs ...``."""
+    """A verdict in words: ``capacity: a frame needs ...``."""
     words = verdict.verdict.value.replace("_", " ")
     return f"{words}: {verdict.detail}" if verdict.detail else words
 
@@ -582,7 +584,7 @@ _HOLDS_FOR_ALL = frozenset(
         Verdict.NO_HOST,
     }
 )
-"""Verdicts that hold for each layer of a job that needs the same."""
+"""Verdicts that hold for every layer of the job with the same needs as the layer that was judged."""
 
 
 def _as_another(
@@ -635,7 +637,7 @@ def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortage
 
 
 def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> Iterator[WaitReason]:
-    """What is to say about frames that do not wait for a host: they wait for others, are dead, run, or are done."""
+    """The reasons of frames that do not wait for a host: they wait for other frames, are dead, run, or are done."""
     if layer.depend:
         own = (depend for depend in depends if depend.er_layer in (layer.name, None))
         on = list(dict.fromkeys(describe_depend(depend, job_name) for depend in own))
@@ -684,6 +686,7 @@ def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) 
 
 
 def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
+    """What becomes of the frames on a silent host, in words. ``cuebots``: the show is left to a Cuebot."""
     again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
     if cuebots:
         return "its show is not managed by this scheduler, so a Cuebot decides"
@@ -787,7 +790,7 @@ def describe_depend(depend: Depend, job_name: str) -> str:
 
 
 def listed(words: list[str], *, most: int = 4, last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and 3 more``."""
+    """The words in one list: ``a``, ``a and b``, ``a, b and 3 more``. There must be at least one."""
     if len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -1,4 +1,4 @@
-"""Why no host takes a layer's next frame, in words, by what hosts there are with its tags."""
+"""Says in words why no host takes a layer's next frame, by what hosts there are with the layer's tags."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def shortage(
 ) -> Refusal:
     """What stands between the layer and the hosts of its tags.
 
-    NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
-    OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
+    NO_HOST: there are no such hosts, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
+    OVER_SUBSCRIPTION: the hosts that could take one are of allocations without headroom. CAPACITY: they are busy.
+    Where another cap is in the way, its refusal is the answer.
     """
     refused = plural(len(census.refused), "host")
     why = next((why for why in reversed(census.refused) if why), "no reason given")
@@ -73,6 +74,7 @@ def shared_shortage(tags: tuple[str, ...], need: Resources, census: Census, open
 
 
 def _size_of(host: Host) -> Resources:
+    """All that the host has, idle or not."""
     return Resources(host.total_cores, host.total_memory_kb, host.total_gpus, host.total_gpu_memory_kb)
 
 
@@ -84,10 +86,11 @@ _LACKS = {
     Dimension.GPUS: "with too few GPUs",
     Dimension.GPU_MEMORY: "with too little GPU memory",
 }
+"""What hosts are that lack something, in words after their number."""
 
 
 def _need_text(search: Search) -> str:
-    """``16 cores, 64.0G``: what a frame needs at least, GPUs only where it needs them."""
+    """What a frame needs at least, such as ``16 cores, 64.0G``; GPUs only where it needs any."""
     need, least = search.need, search.cores_min_centicores
     all_cores = "all cores" + (f" but {-least / 100:g}" if least else "")
     return _amount_text(need, plural(need.cores, "core") if least > 0 or not search.threadable else all_cores)

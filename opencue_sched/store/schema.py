@@ -45,7 +45,7 @@ _MIGRATION_LOCK_KEY = 0x6F63732D6D696772
 _MIGRATION_LOCK_SECONDS = 60.0
 """How long a migration waits for another one to end."""
 
-# Which tables and columns there are that a version of the schema tells apart.
+# Which of the tables and columns there are that not all versions of OpenCue's schema have.
 _FACTS = text(
     """
     WITH col AS (
@@ -86,10 +86,11 @@ _BACKLOG_TRIGGERS = [
     ("opencue_sched_quarantine", "opencue_sched_backlog"),
     ("show", "opencue_sched_backlog"),
 ]
-"""The triggers that name what changes in the backlog; where layers have start times, that of the next too."""
+"""The triggers that name what changes in the backlog, each after its table."""
 _START_TIMES_TRIGGER = ("layer", "opencue_sched_work_arrived")
+"""One more of these triggers, where layers have start times."""
 
-# Those of these triggers that are missing or switched off.
+# Which of the named triggers are missing or switched off.
 _ABSENT = text(
     """
     SELECT wanted.trigger || ' on ' || wanted.of
@@ -103,9 +104,9 @@ _ABSENT = text(
 
 @lru_cache(maxsize=100)
 def with_start_after(template: str, has_start_after: bool, *, once: bool = False) -> TextClause:
-    """A statement on layers ``l``. ``{started}`` leaves out those that may not start yet, ``{start_after}`` adds the
-    column, where the database has it; ``{starts}`` is the time before which a layer may not start, or NULL.
-    ``once``: it is prepared.
+    """The statement of ``template``, on layers ``l``. In the template ``{started}`` leaves out layers that may not
+    start yet, ``{start_after}`` adds the column where the database has one, and ``{starts}`` is the time before which a
+    layer may not start, or NULL. With ``once`` the statement is one that the server prepares.
     """
     made = prepared if once else text
     if not has_start_after:
@@ -123,13 +124,14 @@ class SchemaFacts:
     revision: str
     """The revision of our own objects: REVISION, or a later one."""
     has_start_after: bool
-    """layer.ts_start_after exists (V47)."""
+    """Whether layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Whether frame history is queued, so that some process must call frame_history_drain() (after V49)."""
     backlog_is_named: bool
-    """Our triggers name every show, job and layer whose waiting work changes: they are there, and enabled."""
+    """Whether our triggers name every show, job and layer whose waiting work changes: all are there, and enabled."""
     set_based_frames: bool
-    """Cuebot's triggers leave counters and history of started frames to the booking (store/set_based_frames.py)."""
+    """Whether Cuebot's triggers leave counters and history of started frames to the booking
+    (store/set_based_frames.py)."""
 
 
 # What our migrations leave out on a Cuebot that has no column for it, and add once a newer Cuebot has made the column.
@@ -190,7 +192,8 @@ def read_origin(connection: Connection) -> Origin:
 
 
 def refuse_too_old(connection: Connection) -> Row[Any]:
-    """What is there. Raises WrongSchema for a database made by a Cuebot without show.b_scheduler_managed."""
+    """The row of what tables and columns the database has (has_...). Raises WrongSchema for a database made by a Cuebot
+    without show.b_scheduler_managed."""
     facts = connection.execute(_FACTS).one()
     if facts.has_cuebot_tables and not facts.has_scheduler_managed:
         raise WrongSchema(
@@ -200,7 +203,7 @@ def refuse_too_old(connection: Connection) -> Row[Any]:
     return facts
 
 
-# Limits that have their name with another, in a database where a name may still be given twice.
+# Names that several limits have, in a database where a name may still be given twice, with the ids of these limits.
 _LIMITS_OF_ONE_NAME = text(
     """
     SELECT str_name AS name, string_agg(pk_limit_record, ' and ' ORDER BY pk_limit_record) AS ids
@@ -219,7 +222,7 @@ _ONE_NAME_EACH = (
 def refuse_limits_of_one_name(connection: Connection) -> None:
     """Refuse, by WrongSchema, a table of limits that we made and that has two limits of one name.
 
-    A migration adds a constraint against that. In Cuebot's own tables it is for Cuebot's migration V49 to allow them.
+    A migration adds a constraint against that. In Cuebot's own tables, Cuebot decides (its migration V49).
     """
     if not connection.scalar(text("SELECT to_regclass('limit_record') IS NOT NULL")):
         return
@@ -284,7 +287,8 @@ def check_schema(connection: Connection) -> SchemaFacts:
 def migration_lock(connection: Connection) -> Iterator[None]:
     """Hold the migration lock of this database; other migrations wait, for a minute at most.
 
-    Polled rather than waited for: a session waiting inside a statement would keep an index from being built.
+    The lock is polled rather than waited for: a session that waits inside a statement would keep an index from being
+    built.
     """
     deadline = time.monotonic() + _MIGRATION_LOCK_SECONDS
     while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATION_LOCK_KEY}):
@@ -354,8 +358,8 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 
 def downgrade(url: str) -> None:
-    """Take ours back: our objects on a database made by Cuebot, and what we added to two of its functions; everything
-    on one made by us (with all rows)."""
+    """Remove what we made: on a database made by Cuebot, our objects and what we added to two of its functions; on one
+    made by us, everything, with all rows."""
     from alembic import command
 
     command.downgrade(_alembic(url), "base")

@@ -1,8 +1,9 @@
-"""From a message to a task that runs: what a task looks at before it does its work.
+"""The base of our Celery tasks: what a task looks at before it does its work.
 
-A task first counts itself, then drops a message that a former leader sent or a later tick overtook, then one whose
-arguments it cannot be run with. It may be held up after that: so what it changes in the counters carries the leader's
-fence, and the scripts refuse it once there is a newer leader. What does no harm late or twice does not look first.
+A task first counts itself, then drops a message that a former leader sent or a later tick overtook, then a message with
+arguments that the task cannot be run with. The task may be held up after that: so what it changes in the counters
+carries the leader's fence, and the scripts refuse the change once there is a newer leader. A task that does no harm
+late or twice (``fenced``) does not look first.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     fenced = False
-    """Whether the task's own writes carry the fence, and running it late or twice does no harm: then its messages are
-    not checked against PostgreSQL, which would take two statements each."""
+    """Whether the task's own writes carry the fence, and a late or second run does no harm. Messages of such a task are
+    not checked against PostgreSQL: that would take two statements each."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
@@ -55,11 +56,11 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
 
     @cached_property
     def _checked_run(self) -> Any:
-        """``run``, which refuses other arguments than those it is annotated for."""
+        """``run``, made to refuse arguments of other types than its annotations say."""
         return validate_call(config=ConfigDict(strict=True))(self.run)
 
     def _why_stale(self, mine: Process) -> str:
-        """Why this message counts no more; empty while it does. One that no leader sent always does."""
+        """Why the message is not valid any more; empty while it is. A message that no leader sent always is."""
         fence = fence_of(self)
         if fence is None or self.fenced:
             return ""
@@ -68,7 +69,8 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
 
 
 def process_of(app: Celery) -> Process:
-    """The worker's process, loaded when a task is run: beats and clients know the tasks and never run one."""
+    """The Process of the worker. Its module is imported here, when a task is run: beats and clients know the tasks and
+    never run one."""
     from opencue_sched.worker import process
 
     return process.process(app)

@@ -1,4 +1,5 @@
-"""Pictures of eight bits a channel: PNG files, and many small ones on one sheet. Standard library only."""
+"""Reads and writes PNG files of eight bits a channel, and puts many small pictures on one sheet. Uses the standard
+library only."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pathlib import Path
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NUMBERED = re.compile(r"\.(\d+)\.png$")
 _MARGIN, _GAP, _LABEL_HEIGHT, _TITLE_HEIGHT = 16, 10, 15, 34
+"""Measures of a sheet, in pixels."""
 _BACKGROUND, _LABEL, _TITLE = b"\x14\x13\x1a", b"\x8f\x8a\xa0", b"\xf2\xc2\x84"
+"""Colours of a sheet: red, green, blue."""
 
 # Glyphs of 3 x 5 dots: one octal digit per row, from the top.
 _GLYPHS = """
@@ -115,6 +118,8 @@ def contact_sheet(pictures: Mapping[int, Picture], *, columns: int, title: str) 
 
 
 class _Canvas:
+    """A picture that is being drawn."""
+
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self._pixels = bytearray(_BACKGROUND * (width * height))
@@ -127,7 +132,8 @@ class _Canvas:
             self._pixels[start : start + stride] = picture.pixels[row * stride : (row + 1) * stride]
 
     def write(self, text: str, x: int, y: int, scale: int, colour: bytes) -> None:
-        """Text in capitals; a character is 3 x 5 dots of ``scale`` pixels. What is not in the font is left blank."""
+        """Write text in capitals, with its upper left corner at the pixel (x, y). A character is 3 x 5 dots of
+        ``scale`` pixels; a character that the font lacks is left blank."""
         for character in text.upper():
             for row, bits in enumerate(_FONT.get(character, "00000")):
                 for column in range(3):
@@ -140,6 +146,7 @@ class _Canvas:
         return Picture(self.width, self.height, bytes(self._pixels))
 
     def _dot(self, x: int, y: int, scale: int, colour: bytes) -> None:
+        """Fill a square of ``scale`` pixels; parts outside the canvas are left out."""
         for row in range(y, min(y + scale, self.height)):
             if 0 <= x <= self.width - scale:
                 start = (row * self.width + x) * 3
