@@ -133,3 +133,8 @@ class ShowState:
         """The ids of the facility and the show."""
         cluster = self.work.clusters[0]
         return cluster.facility_id, cluster.show_id
+
+    def cluster_of(self, layer: Layer) -> Cluster:
+        """The cluster for which a layer counts: the first of those that reach it."""
+        clusters = self.work.clusters
+        return next((cluster for cluster in clusters if not layer.tags.isdisjoint(cluster.tags)), clusters[0])

@@ -218,9 +218,18 @@ class Planner:
     def judge(self) -> list[Plan]:
         """The plans, with a verdict on each layer that the plan looked at, and on layers that no plan has looked at for
         long."""
+        full = self._plan_is_full() if self.planned >= self.policy.max_frames else None
         for show in self._shows:
             for waiting in show.work.to_judge():
-                if waiting.layer.id not in show.states:
+                if waiting.layer.id in show.states:
+                    continue
+                if full is not None:
+                    # The same of all, and in each plan while a farm fills: only what hosts of its tags lack is found.
+                    layer = waiting.layer
+                    self._reach(show, layer.tags)
+                    verdict = LayerVerdict(waiting.job.id, layer.id, full.verdict, 0, waiting.frames, full.detail)
+                    self.plans[show.cluster_of(layer)].verdicts.append(verdict)
+                else:
                     for state in self._states_of(show, waiting, frames=()):
                         state.reason = self._why(state)
             for states in show.states.values():
@@ -458,9 +467,7 @@ class Planner:
     ) -> LayerState:
         """The state of a memory slice of a listed layer: frames that ask for the same memory, of which so many wait."""
         tags = self._reach(show, layer.tags).tags
-        # A layer that several clusters reach counts for the first of them.
-        clusters = show.work.clusters
-        cluster = next((known for known in clusters if not layer.tags.isdisjoint(known.tags)), clusters[0])
+        cluster = show.cluster_of(layer)
         search = Search.of(listed.job, layer, smallest_need(layer), tags)
         plan = self.plans[cluster]
         state = LayerState(show, listed, cluster, plan, listed.job, layer, search, waiting, deque(frames), most=0)

@@ -93,6 +93,43 @@ def test_what_a_plan_found_is_said_though_the_last_layer_it_looked_at_has_gone_m
     assert (shortage.need.cores, shortage.verdict) == (2, Verdict.CAPACITY)
 
 
+def test_a_full_plan_says_of_layers_that_it_has_not_come_to_that_the_next_goes_on() -> None:
+    # given many layers on idle hosts, one that only full hosts could take, and a plan of ten frames
+    backlog = Backlog(lambda: 0.0)
+    first = [
+        (make_job("j1", facility_id="fac"), make_layer(f"l{number}", frames=0, waiting_frames=50), "v")
+        for number in range(60)
+    ]
+    tagged = make_layer("tagged", tags=frozenset({"large"}), frames=0, waiting_frames=50)
+    backlog.apply([*first, (make_job("j2", facility_id="fac", priority=1), tagged, "v")], read_at=backlog.instant())
+    pool = CountingPool(
+        [
+            *(make_host(f"h{number}") for number in range(9)),
+            make_host("busy", tags=frozenset({"large"}), idle_centicores=0),
+        ]
+    )
+    clusters = [make_cluster("general"), make_cluster("large")]
+    work = backlog.work(clusters, own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+    planner = Planner(snapshot, pool, make_policy(max_frames=10), counting_ids())
+    for waiting in planner.run():
+        frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(10)]
+        backlog.apply_portion(waiting.layer.id, 50, frames, None, read_at=backlog.instant())
+    assert planner.run() == []
+    before = pool.searches
+
+    # when the plan is judged
+    general, large = planner.judge()
+
+    # then each layer is told of for the cluster that reaches it, and what the full hosts lack is found by one search
+    assert (len(general.procs), len(general.verdicts)) == (10, 60)
+    (verdict,) = large.verdicts
+    assert (verdict.layer_id, verdict.verdict, verdict.frames, verdict.waiting) == ("tagged", Verdict.FLOWING, 0, 50)
+    assert {said.verdict for said in general.verdicts} == {Verdict.FLOWING}
+    assert [shortage.tags for shortage in general.shortages] == [("large",)]
+    assert pool.searches - before <= 1
+
+
 def test_a_freed_core_goes_to_the_first_layer_with_few_searches(backlog: Backlog) -> None:
     hosts = [make_host(f"h{number}", idle_centicores=0) for number in range(200)]
     pool = CountingPool([*hosts, make_host("freed", idle_centicores=100, idle_memory_kb=4 * GIB)])
