@@ -116,6 +116,10 @@ class _Group:
         self.asked_at = 0.0
         """The time at which a pass needed the group last."""
 
+    def __contains__(self, host: Host) -> bool:
+        index = self.by_alloc.get(host.alloc_id)
+        return index is not None and host.id in index
+
     def add(self, host: Host) -> None:
         """Let the host be found as it is now. One that is here already is of the same class."""
         index = self.by_alloc[host.alloc_id]
@@ -659,12 +663,16 @@ class HostCache:
         host = replace(host, recent=recent) if recent else host
         entry.read_at = read_at
         self._refused.pop(host.id, None)
-        changed = bool(covered) or entry.read != host or host.id not in self._shown
-        if changed:
+        shown = self._shown.get(host.id)
+        if shown is None or covered or entry.read != host:
             entry.read = host
+            self._show(_less(host, entry.taken))
+            return True
         # A host that did not change stays the same object, from which plans may take, and joins groups that are new.
-        self._show(_less(host, entry.taken) if changed else self._shown[host.id])
-        return changed
+        for group in self._groups_of(shown):
+            if shown not in group:
+                group.add(shown)
+        return False
 
     def _forget(self, host_id: str, read_at: float) -> None:
         """Forget a host that a read which began at ``read_at`` did not find. The time is remembered, so that an older
