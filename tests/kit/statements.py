@@ -15,13 +15,36 @@ _ROWS_READ = """
 
 
 @contextmanager
-def listening(engine: Engine, name: str, listener: Callable[..., object]) -> Iterator[None]:
-    """Have ``listener`` called at an event of an engine."""
+def listening(engine: Engine | type[Engine], name: str, listener: Callable[..., object]) -> Iterator[None]:
+    """Have ``listener`` called at an event of an engine, or of all of this process."""
     event.listen(engine, name, listener)
     try:
         yield
     finally:
         event.remove(engine, name, listener)
+
+
+def naming(row_id: str, act: Callable[[], object]) -> Callable[..., None]:
+    """A listener that acts at each statement that has this id among its parameters."""
+
+    def look(*seen: object) -> None:
+        if row_id in str(seen[3]):
+            act()
+
+    return look
+
+
+@contextmanager
+def once_after_snapshot(engine: Engine, act: Callable[[], object]) -> Iterator[None]:
+    """Act when the first transaction whose statements all see the same moment has read its rows."""
+    waiting = [act]
+
+    def ended(connection: Connection) -> None:
+        if waiting and connection.get_execution_options().get("isolation_level") == "REPEATABLE READ":
+            waiting.pop()()
+
+    with listening(engine, "commit", ended), listening(engine, "rollback", ended):
+        yield
 
 
 def counted_rows(connection: Connection) -> int:

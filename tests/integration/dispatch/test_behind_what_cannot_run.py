@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
-from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.commit import PlanSizes
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
@@ -19,7 +19,6 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
-from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Rqd, Settings
 from tests.kit.passes import Passes, dispatch, passes
 
@@ -262,17 +261,20 @@ def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_of
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
 
 
-def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class OneFrame(PlanSizes):
+    """Lets each plan have one frame."""
+
+    def most(self, shard: str, show_ids: Collection[str] = ()) -> int:
+        return 1
+
+
+def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(here: Passes, engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=64, memory_gb=512)
         farm.jobs([JobSpec([LayerSpec()], priority=100 - number) for number in range(WINDOW + 10)])
         cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
-    monkeypatch.setattr(
-        cluster_pass, "policy_for", lambda queue, **given: replace(policy_for(queue, **given), max_frames=1)
-    )
+    here.runner = replace(here.runner, plan_sizes=OneFrame())
 
     for _ in range(6):
         here.run([cluster])[0]

@@ -20,6 +20,7 @@ from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS
+from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.verdicts import Verdict
@@ -413,10 +414,9 @@ def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
     assert_audit(one)
 
 
-def test_a_host_somebody_holds_is_left_for_another(one, engine, monkeypatch):
+def test_a_host_somebody_holds_is_left_for_another(one, engine):
     """Retriable: nothing is waited for, the host is read anew and tried again; then the frames go elsewhere."""
-    monkeypatch.setattr(one.runner.locked, "_first", 60.0)
-    monkeypatch.setattr(one.runner.locked, "_longest", 60.0)
+    one.runner = replace(one.runner, locked=Cooldowns(60.0, 60.0, free=1))
     with engine.begin() as connection:
         farm = Farm(connection)
         tight, roomy = (farm.host(cores=cores, hostname_tag=False) for cores in (2, 8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Thread
@@ -20,22 +20,23 @@ from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, sweep
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
+from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_wakes
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.domain.plans import Waiting
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.worker.events import Waker
+from tests.kit.frozen_clock import Clock
 from tests.kit.gathering import with_start_times
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.passes import Passes, dispatch, passes
 from tests.kit.polling import eventually
-from tests.kit.statements import failing_statements
+from tests.kit.statements import failing_statements, listening
 
 SENT: list[Enqueued] = []
 RESTS: list[float] = []
@@ -161,12 +162,11 @@ def test_a_cluster_sleeps_no_longer_than_until_its_next_layer_may_start(
 
 
 def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_locked(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     # given a farm whose only host is locked by another transaction during a pass
-    monkeypatch.setattr(here.runner.locked, "_free", 0)
-    monkeypatch.setattr(here.runner.locked, "_first", 3.0)
-    monkeypatch.setattr(here.runner.locked, "_longest", 3.0)
+    clock = Clock()
+    dispatcher = replace(dispatcher, runner=replace(here.runner, locked=Cooldowns(3.0, 3.0, clock)))
     plant(engine, frames=1)
     posting = a_posting(here)
     with engine.connect() as somebody, somebody.begin():
@@ -189,6 +189,7 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     assert 0 < rests(here, posting) <= 3.0 < here.settings.queue.cluster_saturated_sleep
     assert len(RESTS) == 2
     assert all(0 < seconds <= 3.0 for seconds in RESTS)
+    clock.advance(3.0)
     eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
 
 
@@ -246,29 +247,26 @@ def test_a_message_leads_to_one_pass_over_every_cluster_that_is_ready(
 
 
 def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
-    dispatcher: Dispatcher, here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher, here: Passes, engine: Engine
 ) -> None:
     # given two clusters, of which one cannot be planned by anybody
+    jobs = {}
     with engine.begin() as connection:
         farm = Farm(connection)
         for tag in "ab":
             alloc = farm.alloc(tag)
             farm.subscription(farm.default_show(), alloc, size=1000)
             farm.host(cores=8, alloc=alloc, hostname_tag=False)
-            farm.job([LayerSpec(frames=2, tags=tag)])
+            jobs[tag] = farm.job([LayerSpec(frames=2, tags=tag)])
     postings = {enqueued.cluster.tags: enqueued for _, enqueued in here.sweeper.sweep().send}
-    read_portions = BacklogFeed.read_portions
 
-    def failing(feed: BacklogFeed, wanted: Iterable[Waiting]) -> None:
-        wanted = list(wanted)
-        if any("a" in waiting.layer.tags for waiting in wanted):
+    def fail(*seen: Any) -> None:
+        if any(frame in str(seen[3]) for frame in jobs["a"].frames):
             raise KeyError("nobody thought of this")
-        read_portions(feed, wanted)
-
-    monkeypatch.setattr(BacklogFeed, "read_portions", failing)
 
     # when there is a message for either
-    reports = dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
+    with listening(here.engine, "before_cursor_execute", fail):
+        reports = dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
 
     # then the other one's frames run, and the one is cooled down
     with engine.connect() as connection:
@@ -461,26 +459,21 @@ def one_pass(here: Passes, dispatcher: Dispatcher, posting: str, error: Exceptio
 
 
 def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_wakes_it(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
     shows = [next(iter(here.sweeper.clusters)).show_id]
     cooled: list[float] = []
 
-    def fail(*_: object, **__: object) -> None:
-        raise POISON.with_traceback(None)
-
-    with monkeypatch.context() as broken:
-        # given a cluster whose passes fail ten times in a row, near enough to have the whole traceback kept
-        broken.setattr(BacklogFeed, "follow", fail)
-        for _ in range(10):
-            one_pass(here, dispatcher, posting)
-            cooled.append(rests(here, posting))
-            # when something wakes it, then nobody looks at it
-            assert here.sweeper.sweep(wake_shows=shows).send == ()
-            assert isinstance(dispatch(dispatcher, posting), ClaimRefused)
-            end_cooldown(here, posting)
+    # given a cluster whose passes fail ten times in a row
+    for _ in range(10):
+        one_pass(here, dispatcher, posting, POISON)
+        cooled.append(rests(here, posting))
+        # when something wakes it, then nobody looks at it
+        assert here.sweeper.sweep(wake_shows=shows).send == ()
+        assert isinstance(dispatch(dispatcher, posting), ClaimRefused)
+        end_cooldown(here, posting)
 
     # then it is left alone for longer each time, to a bound, and sent for at the end
     assert cooled == pytest.approx([2, 4, 8, 16, 32, 64, 128, 256, 300, 300], abs=0.1)
@@ -541,19 +534,14 @@ def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:
 
 
 def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    here: Passes, dispatcher: Dispatcher, engine: Engine
 ) -> None:
     """Upstream cleared its awake set when a scan failed, and slept over waiting work."""
     plant(engine, frames=1)
     posting = a_posting(here)
-    with monkeypatch.context() as broken:
-
-        def fail(*_: Any) -> None:
-            raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
-
-        broken.setattr("opencue_sched.dispatch.sweep.waiting_tags", fail)
-        with pytest.raises(OperationalError):
-            here.sweeper.sweep()
+    timeout = OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
+    with failing_statements(here.engine, timeout), pytest.raises(OperationalError):
+        here.sweeper.sweep()
     assert here.postings.posted() != {}
     report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)

@@ -299,25 +299,28 @@ def test_a_pass_over_a_shard_books_on_its_hosts_alone(fleet: Fleet, engine: Engi
     assert hosts == {host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "one"}
 
 
-def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def add_hosts(engine: Engine, number: int) -> None:
+    with engine.begin() as connection:
+        Farm(connection).hosts(HostSpec(name=f"more{host}", hostname_tag=False) for host in range(number))
+
+
+def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(fleet: Fleet) -> None:
     instances = {"one"}
     division = FarmDivision(fleet.here.engine, fleet.here.settings, lambda: instances)
     assert division() == ()
     instances |= {"two"}
     assert division() == (), "24 hosts are too few"
-    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
-    instances |= {"three"}
+    add_hosts(fleet.here.engine, 3 * shards.HOSTS_PER_SHARD)
+    division = FarmDivision(fleet.here.engine, fleet.here.settings, lambda: set(THREE))
     assert division() == THREE
     with fleet.here.counted() as count:
         assert division() == THREE
     assert count.statements == 0
 
 
-def test_an_instance_that_comes_is_in_the_division_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_that_comes_is_in_the_division_at_once(fleet: Fleet) -> None:
     # given hosts that were counted no further than it took to divide them between two
-    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
+    add_hosts(fleet.here.engine, 3 * shards.HOSTS_PER_SHARD)
     instances = set(TWO)
     division = FarmDivision(fleet.here.engine, fleet.here.settings, lambda: instances)
     assert division() == TWO
@@ -326,8 +329,8 @@ def test_an_instance_that_comes_is_in_the_division_at_once(fleet: Fleet, monkeyp
     assert division() == THREE
 
 
-def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "HOSTS_PER_SHARD", 8)
+def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet) -> None:
+    add_hosts(fleet.here.engine, 2 * shards.HOSTS_PER_SHARD)
     away = False
 
     def instances() -> set[str]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from sqlalchemy import Connection, Engine, event, text
+from redis.exceptions import ResponseError
+from sqlalchemy import Engine, text
 
 from opencue_sched.clients.lua_scripts import Fence
-from opencue_sched.dispatch import sweep
 from opencue_sched.dispatch.sweep import NAP_SECONDS, Sweeper, SweepReport
-from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.pending import waiting_tags
 from tests.kit.frozen_clock import Clock
+from tests.kit.gathering import counted_statements
 from tests.kit.passes import Passes, passes
 from tests.kit.statements import failing_statements
 
@@ -160,26 +160,22 @@ def test_a_tag_that_a_host_got_makes_its_cluster_with_the_next_sweep(
 
 
 def test_work_that_no_cluster_could_reach_has_the_clusters_read_no_more_often(
-    here: Passes, engine: Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    here: Passes, engine: Engine, clock: Clock
 ) -> None:
     # given work for a tag on a host of an allocation without a subscription of its show, and for one on no host
     with engine.begin() as connection:
         farm = Farm(connection)
         host = farm.host(name="new", alloc=farm.alloc("elsewhere"), tags=["new"], hostname_tag=False)
         farm.job([LayerSpec(tags="new"), LayerSpec(tags="nowhere")])
-    loads: list[Settings] = []
-    load = sweep.load_clusters
-
-    def loading(connection: Connection, settings: Settings) -> frozenset[Cluster]:
-        loads.append(settings)
-        return load(connection, settings)
-
-    monkeypatch.setattr(sweep, "load_clusters", loading)
+    asked: list[int] = []
     for _ in range(3):
-        here.sweeper.sweep(wake_hosts=[host.id])
-        clock.advance(here.settings.queue.active_scan_interval)
-        here.sweeper.sweep()
-    assert len(loads) == 1
+        with counted_statements(here.engine) as statements:
+            here.sweeper.sweep(wake_hosts=[host.id])
+            clock.advance(here.settings.queue.active_scan_interval)
+            here.sweeper.sweep()
+        asked.append(len(statements))
+    first, *later = asked
+    assert first > max(later) == min(later)
 
 
 def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(here: Passes, engine: Engine) -> None:
@@ -189,31 +185,27 @@ def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(here: Passes,
     assert len(here.sweeper.sweep().send) == 1
 
 
-def scans_of(engine: Engine) -> Callable[[], int]:
-    """How many awake scans PostgreSQL was asked for from now on."""
-    asked: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
-    return lambda: sum("int_waiting_count > 0" in statement for statement in asked)
+def scans(*reports: SweepReport) -> int:
+    """How many of the sweeps have asked PostgreSQL where work waits."""
+    return sum(report.scan_seconds is not None for report in reports)
 
 
 def test_while_every_cluster_rests_periodic_sweeps_do_without_a_scan(here: Passes, engine: Engine) -> None:
     # given work whose cluster is sent for, and so does not rest
     plant(engine)
-    asked = scans_of(here.engine)
-    report = here.sweeper.sweep(may_nap=True)
-    here.sweeper.sweep(may_nap=True)
-    assert asked() == 2
+    first, second = (here.sweeper.sweep(may_nap=True) for _ in range(2))
+    assert scans(first, second) == 2
 
     # when it rests, then one scan says so and the next sweeps do without
-    put_to_rest(here, report)
-    assert [here.sweeper.sweep(may_nap=True).sleeping for _ in range(4)] == [1, 1, 1, 1]
-    assert asked() == 3
+    put_to_rest(here, first)
+    naps = [here.sweeper.sweep(may_nap=True) for _ in range(4)]
+    assert [nap.sleeping for nap in naps] == [1, 1, 1, 1]
+    assert scans(*naps) == 1
 
     # but one that was asked for scans, and so does one after the clusters were read
-    here.sweeper.sweep(wake_hosts=["nobody"])
+    assert scans(here.sweeper.sweep(wake_hosts=["nobody"])) == 1
     here.sweeper.reload()
-    here.sweeper.sweep(may_nap=True)
-    assert asked() == 5
+    assert scans(here.sweeper.sweep(may_nap=True)) == 1
 
 
 def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_second(
@@ -222,19 +214,18 @@ def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_seco
     plant(engine)
     with engine.connect() as connection:
         host = connection.execute(text("SELECT pk_host FROM host")).scalar_one()
-    asked = scans_of(here.engine)
-    put_to_rest(here, here.sweeper.sweep())
+    first = here.sweeper.sweep()
+    put_to_rest(here, first)
     clock.advance(0.9)
-    assert len(here.sweeper.sweep(wake_hosts=[host]).send) == 1
-    assert asked() == 1
+    for_freed = here.sweeper.sweep(wake_hosts=[host])
+    assert len(for_freed.send) == 1
+    assert (scans(first), scans(for_freed)) == (1, 0)
 
     # but not one for new work, one for hosts for which it found none, or when it is too old
-    here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])
-    here.sweeper.sweep(wake_hosts=["nobody"])
-    assert asked() == 3
+    assert scans(here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])) == 1
+    assert scans(here.sweeper.sweep(wake_hosts=["nobody"])) == 1
     clock.advance(1.1)
-    here.sweeper.sweep(wake_hosts=[host])
-    assert asked() == 4
+    assert scans(here.sweeper.sweep(wake_hosts=[host])) == 1
 
 
 def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
@@ -245,17 +236,15 @@ def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
     with engine.connect() as connection:
         waiting = waiting_tags(connection, None)
     sweeper = Sweeper(here.engine, here.settings, here.postings, waiting=lambda: waiting, clock=clock)
-    asked = scans_of(here.engine)
     # When periodic sweeps follow each other, then the first one scans, and each finds the work
-    assert [sweeper.sweep(may_nap=True).active for _ in range(5)] == [1] * 5
-    assert asked() == 1
+    reports = [sweeper.sweep(may_nap=True) for _ in range(5)]
+    assert [report.active for report in reports] == [1] * 5
+    assert (scans(reports[0]), scans(*reports)) == (1, 1)
     # And so does one after the clusters were read anew, or after a while
     sweeper.reload()
-    sweeper.sweep(may_nap=True)
-    assert asked() == 2
+    assert scans(sweeper.sweep(may_nap=True)) == 1
     clock.advance(10)
-    sweeper.sweep(may_nap=True)
-    assert asked() == 3
+    assert scans(sweeper.sweep(may_nap=True)) == 1
 
 
 def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, engine: Engine) -> None:
@@ -264,14 +253,12 @@ def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, en
     report = here.sweeper.sweep()
     put_to_rest(here, report)
     assert here.sweeper.sweep(may_nap=True).sleeping == 1
-    asked = scans_of(here.engine)
     here.client.zincrby("cue:board:clusters:delayed", -600_000, report.send[0][1].uuid)
 
     # then it is sent for without a scan, and the sweep after scans
-    assert len(here.sweeper.sweep(may_nap=True).send) == 1
-    assert asked() == 0
-    here.sweeper.sweep(may_nap=True)
-    assert asked() == 1
+    nap = here.sweeper.sweep(may_nap=True)
+    assert (len(nap.send), scans(nap)) == (1, 0)
+    assert scans(here.sweeper.sweep(may_nap=True)) == 1
 
 
 def test_a_nap_ends_by_itself(here: Passes, engine: Engine, clock: Clock) -> None:
@@ -288,9 +275,9 @@ def test_a_nap_ends_by_itself(here: Passes, engine: Engine, clock: Clock) -> Non
     assert len(here.sweeper.sweep(may_nap=True).send) == 1
 
 
-@pytest.mark.parametrize("failure", [FencedOff("succeeded"), RedisConnectionError("gone")])
+@pytest.mark.parametrize("fence", [Fence(FENCE_KEY, 5), None], ids=["leader-succeeded", "redis-refuses-writes"])
 def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    here: Passes, engine: Engine, fence: Fence | None
 ) -> None:
     # given a cluster that ran out of work and rests
     plant(engine)
@@ -300,13 +287,13 @@ def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
     _set_waiting(engine, "WAITING")
 
     # when the sweep that sees its new work cannot post
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    with monkeypatch.context() as broken:
-        broken.setattr(here.postings, "enqueue", fail)
-        with pytest.raises(type(failure)):
-            here.sweeper.sweep()
+    here.client.set(FENCE_KEY, 6)
+    here.client.config_set("min-replicas-to-write", 0 if fence else 1)
+    try:
+        with pytest.raises(FencedOff if fence else ResponseError):
+            here.sweeper.sweep(fence=fence)
+    finally:
+        here.client.config_set("min-replicas-to-write", 0)
 
     # then the next one rouses it
     assert len(here.sweeper.sweep().send) == 1
