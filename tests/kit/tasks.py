@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -10,8 +12,15 @@ from celery import Task
 from opencue_sched.worker.process import Process
 
 
+@contextmanager
+def in_process(process: object) -> Iterator[None]:
+    """Have tasks, and what else Celery calls, find this process: otherwise each makes that of the environment."""
+    with patch("opencue_sched.worker.process.process", lambda _app: process):
+        yield
+
+
 def run_task(task: Task, process: Process, *args: object, **named: object) -> dict[str, Any]:  # type: ignore[type-arg]
     """What a task does, past what is looked at before it is run: its message and its arguments."""
-    with patch("opencue_sched.worker.process.process", lambda _app: process):
+    with in_process(process):
         answer: dict[str, Any] = task.run(*args, **named)
     return answer

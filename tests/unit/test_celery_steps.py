@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from opencue_sched import celery as wiring
 from opencue_sched.celery import ProcessStep, sleep_unless_stopped
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.worker import process
 from opencue_sched.worker.workload import Workload
+from tests.kit.tasks import in_process
 
 
 def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
@@ -33,7 +33,7 @@ def test_a_wait_ends_at_the_order_to_stop(
         sleep_unless_stopped(3600)
 
 
-def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_holds_that_stops_at_its_start_is_given_back() -> None:
     given_back: list[bool] = []
 
     def start(_node: str, _capacity: int, sleep: object) -> None:
@@ -41,35 +41,34 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
         raise WorkerShutdown(0)
 
     mine = SimpleNamespace(start=start, stop=lambda: given_back.append(True))
-    monkeypatch.setattr(process, "process", lambda _app: mine)
     worker = SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
     step = object.__new__(ProcessStep)
-    with pytest.raises(WorkerShutdown):
+    with in_process(mine), pytest.raises(WorkerShutdown):
         step.start(worker)
     assert given_back == [True]
 
 
-def test_a_first_beat_without_redis_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_beat_without_redis_ends_no_worker() -> None:
     """It is made before the event loop runs: an error would end the worker here."""
 
     def heartbeat() -> None:
         raise RedisConnectionError("away")
 
     mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
-    monkeypatch.setattr(process, "process", lambda _app: mine)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
-    wiring.PresenceStep(None).start(SimpleNamespace(app=None, timer=timer))
+    with in_process(mine):
+        wiring.PresenceStep(None).start(SimpleNamespace(app=None, timer=timer))
     assert again == [wiring.REFRESH_SECONDS]
 
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload()
     mine = SimpleNamespace(membership=SimpleNamespace(workload=workload), start=lambda *_: None)
-    monkeypatch.setattr(process, "process", lambda _app: mine)
     monkeypatch.setattr(wiring, "install_level_signals", lambda: None)
     monkeypatch.setattr(wiring, "worker_shutting_down", Signal())
-    object.__new__(ProcessStep).start(SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1))
+    with in_process(mine):
+        object.__new__(ProcessStep).start(SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1))
     wiring.worker_shutting_down.send(None)
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING

@@ -27,7 +27,7 @@ def test_only_a_wrong_configuration_is_told_as_one(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opencue_sched import celery
-    from opencue_sched.worker import process
+    from tests.kit.tasks import in_process
 
     def fails(*_: object, **__: object) -> NoReturn:
         raise error
@@ -35,9 +35,8 @@ def test_only_a_wrong_configuration_is_told_as_one(
     def exits(code: int) -> NoReturn:
         raise SystemExit(code)
 
-    monkeypatch.setattr(process, "process", lambda _app: SimpleNamespace(start=fails))
     monkeypatch.setattr(celery.os, "_exit", exits)
     step = celery.ProcessStep.__new__(celery.ProcessStep)
-    with pytest.raises(SystemExit) as ended:
+    with in_process(SimpleNamespace(start=fails)), pytest.raises(SystemExit) as ended:
         step.start(SimpleNamespace(app=None, hostname="w@h", concurrency=1))
     assert ended.value.code == status

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from opencue_sched.celery import app
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.board import Update
 from opencue_sched.coordination.keys import BoardKeys
@@ -16,7 +17,6 @@ from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
-from opencue_sched.worker.messenger import Messenger
 from tests.kit.command import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -39,11 +39,11 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
     """Lets what takes the message answer so."""
 
     def answers(**summary: object) -> None:
-        def ask(_: Messenger, posting: str, *, reply: str) -> None:
-            assert len(posting) == 40
-            replies.answer_job(redis_client, "cue", reply, summary)
+        def take(_task: str, *, args: tuple[str], kwargs: dict[str, str], **_: object) -> None:
+            assert len(args[0]) == 40
+            replies.answer_job(redis_client, "cue", kwargs["reply"], summary)
 
-        monkeypatch.setattr(Messenger, "to_all", ask)
+        monkeypatch.setattr(app, "send_task", take)
 
     return answers
 
@@ -68,24 +68,30 @@ def test_the_exit_status_says_whether_the_pass_did_its_work(
         assert ("held" if ended == "dropped" else "no such table") in ran.err
 
 
-def test_nobody_answers(cli: Cli, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Messenger, "to_all", lambda *_, **__: None)
+@pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages reach a broker, and lie there."""
+    monkeypatch.setattr(app, "send_task", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_nobody_answers(cli: Cli, cluster: str) -> None:
     ran = cli("dispatch", "--cluster", cluster, "--wait", "--timeout", "0.1")
     assert (ran.status, ran.out) == (1, "")
     assert "is a worker alive?" in ran.err
 
 
-def test_without_wait_only_the_message_matters(cli: Cli, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Messenger, "send", lambda *_: None)
+@pytest.mark.usefixtures("no_worker")
+def test_without_wait_only_the_message_matters(cli: Cli, cluster: str) -> None:
     ran = cli("dispatch", "--cluster", cluster, "--json")
     assert (ran.status, ran.json["cluster"], ran.json["sent"]) == (0, cluster, True)
 
 
+@pytest.mark.usefixtures("no_worker")
 @pytest.mark.parametrize(("how", "state"), [("trash", "trash"), ("rest", "delayed")])
 def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
-    cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: Update, state: str
+    cli: Cli, cluster: str, redis_client: redis.Redis, how: Update, state: str
 ) -> None:
-    monkeypatch.setattr(Messenger, "send", lambda *_: None)
     assert cli("dispatch", "--cluster", cluster).status == 0
     assert cli("dispatch", "--cluster", cluster).status == 0, "a message is under way"
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))

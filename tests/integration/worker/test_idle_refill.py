@@ -9,6 +9,7 @@ import redis
 from celery import Celery
 from prometheus_client import REGISTRY
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
@@ -19,6 +20,7 @@ from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.process import Process
+from tests.kit.statements import failing_statements
 
 
 @pytest.fixture
@@ -44,20 +46,13 @@ def test_a_worker_has_a_lost_store_filled_though_it_has_no_work(process: Process
     assert redis_client.hlen(keys.LEDGER) == 1
 
 
-def test_a_store_that_another_process_filled_is_shown_ready(
-    process: Process, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_store_that_another_process_filled_is_shown_ready(process: Process, redis_client: redis.Redis):
     """A worker whose own attempt has failed once must not go on saying that nothing is booked."""
-
-    def fail(**_: object) -> None:
-        raise NotReady("PostgreSQL was away for a moment")
-
-    # given a lost store that this worker could not fill
+    # given a lost store that this worker could not fill, for PostgreSQL was away for a moment
     redis_client.flushdb()
-    with monkeypatch.context() as patched:
-        patched.setattr(process, "bootstrap", fail)
-        with pytest.raises(NotReady):
-            process.keep_counters()
+    away = OperationalError("SELECT", {}, Exception("server closed the connection"))
+    with failing_statements(process.engine, away), pytest.raises((NotReady, OperationalError)):
+        process.keep_counters()
     assert REGISTRY.get_sample_value("scheduler_store_ready") == 0
 
     # when another one has filled it

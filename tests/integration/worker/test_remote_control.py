@@ -20,6 +20,7 @@ from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.workload import Workload
 from tests.kit.polling import eventually
+from tests.kit.tasks import in_process
 
 NODE = "celery@here"
 COMMANDS = ("pause_dispatch", "resume_dispatch", "drain", "stop_worker")
@@ -129,20 +130,20 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     told: list[str] = []
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
     mine = SimpleNamespace(membership=membership, settings=SimpleNamespace(instance="w1"))
-    monkeypatch.setattr(control, "process_of", lambda _app: mine)
     monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
     app.conf.task_queues = []
     heard = getattr(control, command)
     before = membership.workload.state
     state = SimpleNamespace(app=app, consumer=None)
-    assert heard(state, instances=["w2", "w3"]) == {"ok": "not meant"}
-    assert (told, membership.workload.state) == ([], before)
-    heard(state, instances=["w2", "w1"])
+    with in_process(mine):
+        assert heard(state, instances=["w2", "w3"]) == {"ok": "not meant"}
+        assert (told, membership.workload.state) == ([], before)
+        heard(state, instances=["w2", "w1"])
     assert told or membership.workload.state is not before
 
 
 @pytest.mark.parametrize("how", ["pause_dispatch", "drain"])
-def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, how):
+def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, how):
     """Then Celery consumes what its application says; its consumer of 5.6 does not tell that of what it adds."""
     names = [name for type_ in QueueType for name in consumed_queues("cue", type_.value, "default", "w1")]
     app.conf.task_queues = [Queue(name) for name in names]
@@ -150,10 +151,11 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
-    monkeypatch.setattr(control, "process_of", lambda _app: SimpleNamespace(membership=membership))
-    getattr(control, how)(state)
-    left = set(queues.consume_from)
-    assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())
-    control.resume_dispatch(state)
+    with in_process(SimpleNamespace(membership=membership)):
+        getattr(control, how)(state)
+        left = set(queues.consume_from)
+        kept = {name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set()
+        assert left == kept
+        control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
     assert membership.workload.state is WorkerState.WORKING

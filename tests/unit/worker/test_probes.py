@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
 from opencue_sched.embedded.servers.processes import free_port
-from opencue_sched.worker import metrics, probes, process
+from opencue_sched.worker import metrics, probes
 from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.workload import Workload
 from tests.kit.frozen_clock import Clock
+from tests.kit.tasks import in_process
 
 
 @pytest.fixture
@@ -101,15 +102,14 @@ def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.Monkey
     pulse = Pulse()
     monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
-    made = SimpleNamespace(membership=membership)
-    monkeypatch.setattr(process, "process", lambda _app: made)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
     parent = SimpleNamespace(app=None, timer=timer)
     step = PresenceStep(parent)
 
     # when the consumer starts, its timer stands still, goes on, and the connection to the broker is lost
-    step.start(parent)
+    with in_process(SimpleNamespace(membership=membership)):
+        step.start(parent)
     assert pulse.problem(ready=True) == ""
     clock.now += STALLED_SECONDS + 1
     assert pulse.problem(ready=False) != ""
