@@ -5,6 +5,7 @@ workers, without a sweep.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -264,15 +265,15 @@ def test_one_that_its_holder_ended_after_all_leads_to_no_message(postings, redis
 def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, monkeypatch):
     monkeypatch.setattr(postings_module, "LOOK_SECONDS", 0.01)
     watch = DueThread(postings, send=(sent := []).append)
-    take_due, failures = postings.take_due, iter([RedisConnectionError("away"), RuntimeError("a bug")])
+    ends_in(redis_client, claim, -0.001)
+    evalsha, failures = postings.client.evalsha, iter([RedisConnectionError("away"), RuntimeError("a bug")])
 
-    def unlucky() -> tuple[list[Enqueued], float]:
+    def unlucky(*call: Any) -> Any:
         if (error := next(failures, None)) is not None:
             raise error
-        return take_due()
+        return evalsha(*call)
 
-    monkeypatch.setattr(postings, "take_due", unlucky)
-    ends_in(redis_client, claim, -0.001)
+    monkeypatch.setattr(postings.client, "evalsha", unlucky)
     watch.start()
     eventually(lambda: sent, 10, "the message")
     assert watch.stop()

@@ -8,6 +8,7 @@ import pytest
 
 from opencue_sched.coordination.keys import BoardKeys, consumed_queues
 from opencue_sched.coordination.postings import (
+    CLAIMED_TOGETHER,
     Claim,
     ClaimEnd,
     ClaimRefused,
@@ -572,11 +573,12 @@ def test_nothing_is_taken_along_by_a_claim_that_is_lost(postings):
     assert len(postings.claim_with(alive, "w1", ttl_seconds=10)) == 1
 
 
-def test_a_claim_takes_no_more_along_than_it_may(postings, monkeypatch):
-    monkeypatch.setattr("opencue_sched.coordination.postings.CLAIMED_TOGETHER", 3)
-    first, *_ = postings.enqueue(on("w1", *"abcdefgh"))
-    claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
-    assert [it.cluster.tags for it in postings.claim_with(claim, "w1", ttl_seconds=10)] == [("b",), ("c",), ("d",)]
+def test_a_claim_takes_no_more_along_than_it_may(postings):
+    tags = [f"{number:04}" for number in range(CLAIMED_TOGETHER + 5)]
+    first, *_ = postings.enqueue(on("w1", *tags))
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=60)
+    taken = postings.claim_with(claim, "w1", ttl_seconds=60)
+    assert [along.cluster.tags for along in taken] == [(tag,) for tag in tags[1 : CLAIMED_TOGETHER + 1]]
 
 
 def test_a_posting_that_cannot_be_read_is_not_taken_along(postings, redis_client):
@@ -587,12 +589,12 @@ def test_a_posting_that_cannot_be_read_is_not_taken_along(postings, redis_client
     assert postings.job(odd.uuid) is None
 
 
-def test_one_message_is_sent_for_the_postings_of_a_shard_that_one_claim_takes(postings, monkeypatch):
+def test_one_message_is_sent_for_the_postings_of_a_shard_that_one_claim_takes(postings):
     sent = with_messages(postings.enqueue([*on("w1", *"abcd"), *on("w2", "a"), *on("", "a", "b")]))
     assert [(it.cluster.shard, it.cluster.tags) for it in sent] == [("w1", ("d",)), ("w2", ("a",)), ("", ("b",))]
     claim = postings.claim(sent[0].uuid, "w1", ttl_seconds=10, ticket=sent[0].ticket)
     assert len(postings.claim_with(claim, "w1", ttl_seconds=10)) == 3
-    monkeypatch.setattr("opencue_sched.coordination.postings.CLAIMED_TOGETHER", 3)
-    many = with_messages(postings.enqueue(on("w3", *"abcdefgh")))
-    assert [it.cluster.tags for it in many] == [("h",), ("e",), ("b",)]
+    tags = [f"{number:04}" for number in range(2 * CLAIMED_TOGETHER + 2)]
+    many = with_messages(postings.enqueue(on("w3", *tags)))
+    assert [sent.cluster.tags for sent in many] == [(tag,) for tag in tags[::-CLAIMED_TOGETHER]]
     assert with_messages([]) == []

@@ -12,7 +12,12 @@ import celeryconfig
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.keys import QueueName, presence_index, presence_key, priority_lists, queue_stats
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.coordination.queue_figures import FORGET_SECONDS, drain_dead_instances, queue_census
+from opencue_sched.coordination.queue_figures import (
+    FORGET_SECONDS,
+    MOVED_PER_CALL,
+    drain_dead_instances,
+    queue_census,
+)
 from opencue_sched.settings import Settings
 from tests.kit.instances import GROUP, TYPE, present
 
@@ -48,16 +53,15 @@ def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis
     assert redis_client.lrange(target[1], 0, 0) == ["younger"]
 
 
-def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
-    monkeypatch.setattr("opencue_sched.coordination.queue_figures.MOVED_PER_CALL", 1500)
+def test_a_long_queue_moves_in_parts_and_in_order(redis_client):
+    messages = 2 * MOVED_PER_CALL + 1
     present(redis_client, "a").withdraw()
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
-    redis_client.lpush(source, *range(4000))
+    redis_client.lpush(source, *range(messages))
     taken = []
     while drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")):
-        while (message := redis_client.rpop(priority_lists(GROUP)[1])) is not None:
-            taken.append(int(message))
-    assert taken == list(range(4000))
+        taken += map(int, redis_client.rpop(priority_lists(GROUP)[1], messages))
+    assert taken == list(range(messages))
 
 
 def test_an_instance_that_came_back_keeps_its_queue(redis_client):

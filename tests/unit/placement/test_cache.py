@@ -321,11 +321,8 @@ class TestReadingAgain:
         assert len(cache) == 400
         assert max(map(len, farm.read_ids)) < 100
 
-    def test_a_portion_that_could_not_be_read_is_tried_again_with_fewer_buckets(
-        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 200)
-        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+    def test_a_portion_that_could_not_be_read_is_tried_again_with_fewer_buckets(self, clock: Clock) -> None:
+        farm = Farm(*(make_host(f"h{number}") for number in range(2 * host_cache.HOSTS_PER_REREAD)))
         cache = make_cache(farm, clock)
         for _ in range(20):
             clock.advance(10)
