@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from sqlalchemy import Engine
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports.completion import Releaser
+from opencue_sched.reports.completion_batcher import CompletionBatcher
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
+from tests.kit.counted import Counted
 from tests.kit.runs import FarmView
-from tests.kit.statements import listening, rows_read
+from tests.kit.statements import listening, naming, rows_read
 
 
 def running(view: FarmView, count: int) -> list[CompletedFrame]:
@@ -88,3 +91,22 @@ def test_what_is_read_for_ends_does_not_grow_with_the_farm(view: FarmView, engin
         read += of_each
     # then no more is read for it
     assert read[1] <= 1.2 * read[0]
+
+
+def test_one_that_makes_us_fail_is_answered_with_the_error(engine: Engine) -> None:
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    # given three reports that come together, of which one meets a bug
+    counts = Counted()
+    batcher = CompletionBatcher(Releaser(engine, count=counts).end, counts)
+    good, bad, other = (batcher.submit(CompletedFrame(name, f"frame-{name}", "h", 0)) for name in ("a", "bad", "b"))
+    # when they are applied
+    with listening(engine, "before_cursor_execute", naming("frame-bad", fail)):
+        batcher.start()
+        # then its host alone is told of that
+        with pytest.raises(ValueError, match="a bug"):
+            bad.result(60)
+        assert [end.result(60).verdict for end in (good, other)] == [RunVerdict.UNKNOWN] * 2
+        batcher.stop(10)
+    assert counts["completion_refused"] == 1

@@ -15,8 +15,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.reports import announcements
-from opencue_sched.reports.announcements import AnnouncementSender
+from opencue_sched.reports.announcements import MOST_WAITING, AnnouncementSender
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import reap
 from opencue_sched.reports.service import open_service
@@ -145,19 +144,17 @@ def test_what_waits_is_told_in_order_the_ledger_first(sending: Sending, gate: th
     ]
 
 
-def test_what_does_not_fit_is_dropped_and_counted(
-    sending: Sending, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(announcements, "MOST_WAITING", 4)
+def test_what_does_not_fit_is_dropped_and_counted(sending: Sending, gate: threading.Event) -> None:
     sender, announced, counts = sending()
     sender.put(["p0"], [])
     assert announced.begun.wait(60)
-    sender.put(["p1", "p2", "p3"], ["h1", "h2"])
-    sender.put(["p4"], ["h1"])
+    fitting = [f"p{number}" for number in range(1, MOST_WAITING)]
+    sender.put(fitting, ["h1", "h2"])
+    sender.put(["another"], ["h1"])
     assert counts["announcement_dropped"] == 2
     gate.set()
-    eventually(lambda: len(announced.told) == 3)
-    assert announced.told[1:] == [("procs", ["p1", "p2", "p3"]), ("hosts", ["h1"])]
+    eventually(lambda: announced.told[-1:] == [("hosts", ["h1"])])
+    assert [proc for kind, ids in announced.told[1:] if kind == "procs" for proc in ids] == fitting
 
 
 def test_a_process_that_stops_sends_what_it_has_if_redis_takes_it(sending: Sending, gate: threading.Event) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
-from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from opencue_sched.reports import completion, completion_batcher
-from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.completion_batcher import CompletionBatcher, NotAccepting
-from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports.completion_batcher import MOST_WAITING, CompletionBatcher, NotAccepting
+from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunVerdict
 from tests.kit.counted import Counted
 from tests.kit.polling import eventually
 
@@ -87,33 +83,13 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
         bad.result(1)
 
 
-def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_runs(_releaser: Releaser, reports: Sequence[CompletedFrame], _note: object) -> RunsEnded:
-        if any(each.proc_id == "bad" for each in reports):
-            raise ValueError("a bug")
-        return RunsEnded(tuple(applied(reports)))
-
-    monkeypatch.setattr(completion, "end_runs", end_runs)
-    counts = Counted()
-    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).end, counts)
-    done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
-    batcher.start()
-    assert done[0].result(10).proc_id == "a"
-    with pytest.raises(ValueError, match="a bug"):
-        done[1].result(10)
-    assert done[2].result(10).proc_id == "b"
-    assert counts["completion_refused"] == 1
-    batcher.stop(10)
-
-
-def test_a_full_or_stopping_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion_batcher, "MOST_WAITING", 1)
+def test_a_full_or_stopping_queue_says_so() -> None:
     batcher = CompletionBatcher(applied, Counted())
-    kept = batcher.submit(report("a"))
-    with pytest.raises(NotAccepting, match="1 completions wait"):
+    kept = [batcher.submit(report(f"a{number}")) for number in range(MOST_WAITING)]
+    with pytest.raises(NotAccepting, match=f"{MOST_WAITING} completions wait"):
         batcher.submit(report("b"))
     batcher.start()
-    assert kept.result(10).verdict is RunVerdict.APPLIED
+    assert {end.result(60).verdict for end in kept} == {RunVerdict.APPLIED}
     batcher.stop(10)
     with pytest.raises(NotAccepting, match="stopping"):
         batcher.submit(report("c"))

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.reports import inbox
-from opencue_sched.reports.inbox import HostInbox, Mail
+from opencue_sched.reports.inbox import MOST_HOSTS, HostInbox, Mail
 from tests.kit.polling import eventually
 
 Served = tuple[str, Mail]
@@ -173,15 +172,14 @@ def test_a_host_is_not_served_twice_at_once() -> None:
         desk.over()
 
 
-def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "MOST_HOSTS", 1)
+def test_it_is_bounded() -> None:
     desk = Desk()
     try:
         desk.put_status("first", 0)
         eventually(lambda: len(desk.served) == 1)
-        assert desk.put_status("a", 1)
+        assert all(desk.put_status(f"a{number}", 1) for number in range(MOST_HOSTS))
         assert not desk.put_status("b", 1)
-        assert desk.put_status("a", 2)
+        assert desk.put_status("a0", 2)
     finally:
         desk.over()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -11,10 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.reports import completion
 from opencue_sched.reports import service as service_module
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.reports.service import ReportService, read_completion
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Settings
@@ -45,20 +44,6 @@ def test_a_completion_is_read_field_by_field() -> None:
     )
     read = read_completion(report, silent_seconds=0.0, received_at=0.0)
     assert (len(read.host_name), len(read.name)) == (128, 300)
-
-
-def test_the_policy_of_the_settings_is_that_of_completions(
-    service: ReportService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policies: list[bool] = []
-
-    def end_runs(releaser: Releaser, reports: Sequence[CompletedFrame], _note: object) -> RunsEnded:
-        policies.append(releaser.settings.satisfy_only_on_frame_success)
-        return RunsEnded(tuple(RunOutcome(it.proc_id, it.frame_id, RunVerdict.STALE) for it in reports))
-
-    monkeypatch.setattr(completion, "end_runs", end_runs)
-    service.completions._apply([CompletedFrame("p1", "f1", "node1", 0)])
-    assert policies == [False]
 
 
 def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
