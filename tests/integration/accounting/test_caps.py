@@ -18,6 +18,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
 from tests.kit.limits import list_twice
+from tests.kit.statements import listening
 from tests.kit.world import World
 
 
@@ -69,16 +70,16 @@ def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World, monk
     late = make_ledger(world.engine, world.store.client, owner="late", accounting=Accounting())
     kept: list[Any] = []
     monkeypatch.setattr(late, "write_caps", lambda *read: kept.append(read) or (0, 0))
-    read = store.fetch_caps
+    first = [True]
 
-    def interrupted(*args: Any, **wanted: Any) -> Any:
-        monkeypatch.setattr(store, "fetch_caps", read)
-        load_caps(world.engine, late, [key])
-        world.sql("UPDATE job_resource SET int_max_cores = 500")
-        return read(*args, **wanted)
+    def read_by_another(*_: object) -> None:
+        if first:
+            first.clear()
+            load_caps(world.engine, late, [key])
+            world.sql("UPDATE job_resource SET int_max_cores = 500")
 
-    monkeypatch.setattr(store, "fetch_caps", interrupted)
-    load_caps(world.engine, world.ledger, [key])
+    with listening(world.engine, "after_cursor_execute", read_by_another):
+        load_caps(world.engine, world.ledger, [key])
     written = fields(world, key)["int_max_cores"]
     world.ledger.write_caps(*kept[0])
     assert fields(world, key)["int_max_cores"] == written
