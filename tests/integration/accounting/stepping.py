@@ -8,12 +8,19 @@ even to tidy up, and PostgreSQL rolls its open transaction back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import redis
 from redis.client import Pipeline
 from sqlalchemy import Connection, Engine, event
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.settings import Accounting
+from tests.kit.world import World
 
 _here = threading.local()
 _STUCK_SECONDS = 60.0
@@ -192,3 +199,40 @@ def step_statements(engine: Engine) -> None:
         except Killed:
             connection.invalidate()
             raise
+
+
+Moment = Callable[[Actor], object]
+"""Says at a boundary whether a moment has come."""
+
+
+def about_to(command: str) -> Moment:
+    """The moment at which the actor is about to send this command of Redis."""
+    return lambda actor: actor.boundary == f"redis {command}"
+
+
+def interrupted(work: Callable[[], object], moments: Iterable[Moment], act: Callable[[], object]) -> Any:
+    """What the work returns when another acts once all the moments have come, one after the other."""
+    actor = Actor("interrupted", work)
+    for moment in moments:
+        while not moment(actor):
+            assert actor.step(), "the work is over before the moment came"
+    act()
+    while actor.step():
+        pass
+    return actor.result
+
+
+def stepped(world: World) -> World:
+    """The same world for an actor: each command of Redis and each statement is a boundary."""
+    step_statements(world.engine)
+    client = SteppedRedis(connection_pool=world.store.client.connection_pool)
+    same = replace(world)
+    same.ledger = make_ledger(world.engine, client, owner=world.ledger.owner, accounting=Accounting())
+    same.ledger.learn_epoch()
+    return same
+
+
+def check_over(world: World) -> tuple[Moment, Moment]:
+    """The moment at which counters and entries have been compared: the check has given its lease back."""
+    exists = partial(world.store.client.exists, keys.AUDIT)
+    return (lambda _: exists(), lambda _: not exists())

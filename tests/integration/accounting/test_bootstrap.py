@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Row
+from sqlalchemy import Engine
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import bootstrap, keys
@@ -24,8 +24,9 @@ from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady, StoreUnusable
 from opencue_sched.insight.health import check_redis
 from opencue_sched.settings import Accounting, Settings
-from tests.integration.accounting.stepping import Actor, SteppedRedis
+from tests.integration.accounting.stepping import Actor, SteppedRedis, about_to, interrupted
 from tests.kit.counters import VERTICES, Store
+from tests.kit.statements import listening, once_after_snapshot
 from tests.kit.world import World
 
 
@@ -43,20 +44,23 @@ def newcomer(world: World) -> Ledger:
     return make_ledger(world.engine, world.store.client, owner="newcomer", accounting=Accounting())
 
 
-def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def stepped_newcomer(world: World) -> Ledger:
+    """The ledger of an actor."""
+    client = SteppedRedis(connection_pool=world.store.client.connection_pool)
+    return make_ledger(world.engine, client, owner="newcomer", accounting=Accounting())
+
+
+def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -> None:
     """A show that a Cuebot hands over while it is read is not taken for counted: its procs were not seen."""
     with emptied.engine.begin() as connection:
         theirs = Farm(connection).show("theirs", managed=False)
-    read = bootstrap.entries_of
 
-    def handed_over(rows: Iterable[Row[Any]]) -> dict[str, str]:
-        entries = read(rows)
+    def hand_over() -> None:
         emptied.sql("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show", show=theirs.id)
-        return entries
 
-    monkeypatch.setattr(bootstrap, "entries_of", handed_over)
     assert store_state(emptied.store.client) is StoreState.LOST
-    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
+    with once_after_snapshot(emptied.engine, hand_over):
+        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     assert len(emptied.store.ids()) == 3
     assert imported_shows(emptied.store.client).keys() == {emptied.show.id}
     assert store_state(emptied.store.client) is StoreState.OPEN
@@ -212,46 +216,47 @@ def test_a_filler_that_died_is_followed_by_another(emptied: World) -> None:
     emptied.exact()
 
 
-def test_a_filler_that_is_slower_than_its_lease_goes_on_if_nobody_has_taken_it(
-    emptied: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filler_that_is_slower_than_its_lease_goes_on_if_nobody_has_taken_it(emptied: World) -> None:
     """Otherwise a large farm on a slow machine is never filled: the next one is as slow."""
-    read = bootstrap.cap_rows_of_shows
 
-    def slow(*args: Any) -> Any:
+    def expire(*_: object) -> None:
         emptied.store.client.delete(keys.BOOTSTRAP_LEASE)
-        return read(*args)
 
-    monkeypatch.setattr(bootstrap, "cap_rows_of_shows", slow)
-    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
+    with listening(emptied.engine, "before_cursor_execute", expire):
+        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
     assert not emptied.store.client.exists(keys.BOOTSTRAP_LEASE)
     emptied.exact()
 
 
-def test_a_filler_that_lost_its_lease_before_it_closed_the_store_leaves_it_to_the_next(
-    emptied: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, fill = emptied.store.client, bootstrap._Filler.fill
-
-    def paused(filler: Any, **how: Any) -> Any:
-        client.set(keys.BOOTSTRAP_LEASE, "somebody", px=60_000)
-        return fill(filler, **how)
-
-    monkeypatch.setattr(bootstrap._Filler, "fill", paused)
+def test_a_filler_that_lost_its_lease_before_it_closed_the_store_leaves_it_to_the_next(emptied: World) -> None:
+    client = emptied.store.client
+    filler = stepped_newcomer(emptied)
     with pytest.raises(Waits):
-        ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, sleep=waits)
+        interrupted(
+            lambda: ensure_bootstrapped(emptied.engine, filler, wait_age=0, sleep=waits),
+            [lambda _: client.exists(keys.BOOTSTRAP_LEASE)],
+            lambda: client.set(keys.BOOTSTRAP_LEASE, "somebody", px=60_000),
+        )
     assert store_state(client) is StoreState.LOST
 
 
-def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open(
-    emptied: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
-    opened = emptied.ledger.epoch()
-    seen = iter([StoreState.LOST])
-    monkeypatch.setattr(bootstrap, "store_state", lambda client: next(seen, None) or store_state(client))
-    assert ensure_bootstrapped(emptied.engine, newcomer(emptied), wait_age=0) is Action.VERIFIED
-    assert emptied.ledger.learn_epoch() == opened
+def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open(emptied: World) -> None:
+    # given a filler that has found the store lost, and is about to take the lease
+    filler = stepped_newcomer(emptied)
+    opened: list[Epoch] = []
+
+    def fill() -> None:
+        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0) is Action.FILLED
+        opened.append(emptied.ledger.epoch())
+
+    # when another one fills the store meanwhile
+    action = interrupted(
+        lambda: ensure_bootstrapped(emptied.engine, filler, wait_age=0),
+        [about_to("EVALSHA")],
+        fill,
+    )
+    assert action is Action.VERIFIED
+    assert [emptied.ledger.learn_epoch()] == opened
 
 
 @pytest.mark.parametrize("slow", ["write_caps", "apply"])

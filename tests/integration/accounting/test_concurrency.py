@@ -16,8 +16,8 @@ from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.recompute import recompute
 from opencue_sched.settings import Accounting, Settings
+from tests.integration.accounting.stepping import check_over, interrupted, stepped
 from tests.kit.world import AGE, World, returned
 
 BURST_CORES, JOB_CORES = 20, 12
@@ -138,19 +138,8 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(
     world.recompute()
     world.delete(one)
     world.run(1)
-    original = recompute_module.check_consistency
-    inner: list[object] = []
-
-    def interrupted(*args: object, **how: object) -> object:
-        check = original(*args, **how)  # type: ignore[arg-type]
-        if not inner:
-            inner.append(None)
-            inner.append(recompute(world.engine, world.ledger, age_seconds=AGE, write_tables=False))
-        return check
-
-    monkeypatch.setattr(recompute_module, "check_consistency", interrupted)
     passes = returned(monkeypatch, recompute_module, "reconcile")
-    outer = world.recompute()
+    outer = interrupted(stepped(world).recompute, check_over(world), world.recompute)
     assert len(passes[-1].passed_over) == 2
     assert outer.causes == {"missed_release": 1, "missing": 1}, "found, but healed by the other"
     assert world.job_cores() == 6

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
@@ -19,6 +22,8 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import accounting as store
+from tests.integration.accounting.stepping import about_to, interrupted, stepped
+from tests.kit.statements import listening, naming
 from tests.kit.world import AGE, World
 
 
@@ -134,21 +139,21 @@ def test_a_show_of_our_own_flip_that_a_cuebot_took_and_gave_back_is_counted_befo
 
 
 def test_a_show_that_a_cuebot_takes_and_gives_back_before_our_flip_has_noted_it_is_counted_by_whoever_books(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     flag(world, False)
-    count = ImportedShows._import
+    ours = stepped(world).ledger
 
-    def away_and_back(shows: ImportedShows, show_id: str) -> object:
-        monkeypatch.setattr(ImportedShows, "_import", count)
-        counted_now = count(shows, show_id)
+    def away_and_back() -> None:
         flag(world, False)
         world.run(2)
         flag(world, True)
-        return counted_now
 
-    monkeypatch.setattr(ImportedShows, "_import", away_and_back)
-    hand_over(world.engine, world.ledger, world.show.id, wait_seconds=0, age_seconds=AGE)
+    interrupted(
+        lambda: hand_over(world.engine, ours, world.show.id, wait_seconds=0, age_seconds=AGE),
+        [about_to("HSET")],
+        away_and_back,
+    )
     with world.engine.connect() as connection:
         versions = store.managed_show_versions(connection)
     assert imported_shows(world.store.client)[world.show.id] != versions[world.show.id]
@@ -301,24 +306,23 @@ def test_a_show_that_books_nothing_is_counted_too_so_that_its_frames_hold_each_l
     assert world.store.client.info("stats")["total_commands_processed"] == commands + 2, "the notes, and this look"
 
 
-def managed_by_another_process_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the two readings of a look at who is managed, the show is handed over and noted."""
-    read = show_handover.managed_show_ids
+@contextmanager
+def managed_by_another_process_meanwhile(world: World) -> Iterator[None]:
+    """Right after the flags were read, which is what is asked first, the show is handed over and noted."""
+    first = [True]
 
-    def racing(connection: Connection) -> frozenset[str]:
-        seen = read(connection)
-        monkeypatch.setattr(show_handover, "managed_show_ids", read)
-        flag(world, True)
-        note(world)
-        return seen
+    def hand_over(*_: object) -> None:
+        if first:
+            first.clear()
+            flag(world, True)
+            note(world)
 
-    monkeypatch.setattr(show_handover, "managed_show_ids", racing)
+    with listening(world.engine, "after_cursor_execute", hand_over):
+        yield
 
 
 @pytest.mark.parametrize("noted_before", [False, True])
-def test_a_show_that_is_handed_over_while_others_are_forgotten_is_imported(
-    world: World, monkeypatch: pytest.MonkeyPatch, noted_before: bool
-) -> None:
+def test_a_show_that_is_handed_over_while_others_are_forgotten_is_imported(world: World, noted_before: bool) -> None:
     """A note of before is deleted, and written again by the import after it; no entry of the show goes."""
     world.run(2)
     counted(world, cuebots=False).import_all()
@@ -326,8 +330,8 @@ def test_a_show_that_is_handed_over_while_others_are_forgotten_is_imported(
     if not noted_before:
         world.store.client.delete(keys.IMPORTED)
     flag(world, False)
-    managed_by_another_process_meanwhile(world, monkeypatch)
-    followed = follow_handed_back(world.engine, world.ledger, age_seconds=AGE)
+    with managed_by_another_process_meanwhile(world):
+        followed = follow_handed_back(world.engine, world.ledger, age_seconds=AGE)
     assert followed == ([world.show.id] if noted_before else [])
     counted(world, cuebots=False).import_all()
     assert imported_shows(world.store.client).keys() == {world.show.id}
@@ -355,17 +359,12 @@ def shows(world: World) -> list[str]:
     ids=["row", "statement"],
 )
 def test_a_show_that_cannot_be_counted_does_not_keep_others_from_it(
-    world: World, shows: list[str], monkeypatch: pytest.MonkeyPatch, bad: int, error: Exception
+    world: World, shows: list[str], bad: int, error: Exception
 ) -> None:
-    count = show_handover.recompute
+    def fail() -> None:
+        raise error
 
-    def failing(engine: object, ledger: object, show_ids: list[str], **rest: object) -> object:
-        if show_ids == [shows[bad]]:
-            raise error
-        return count(engine, ledger, show_ids, **rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(show_handover, "recompute", failing)
-    with capture_logs() as said:
+    with listening(world.engine, "before_cursor_execute", naming(shows[bad], fail)), capture_logs() as said:
         counted(world, cuebots=False).import_all()
     assert [line["show"] for line in said if line["event"] == "show_not_imported"] == [shows[bad]]
     good = {show for show in shows if show != shows[bad]}
@@ -373,24 +372,20 @@ def test_a_show_that_cannot_be_counted_does_not_keep_others_from_it(
     assert {record.show_id for record in world.ledger.records()} == good
 
     # and it is tried again
-    monkeypatch.setattr(show_handover, "recompute", count)
     counted(world, cuebots=False).import_all()
     assert set(imported_shows(world.store.client)) == set(shows)
     world.exact()
 
 
-def test_a_store_that_is_lost_is_no_fault_of_a_show(
-    world: World, shows: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = OperationalError("SELECT", {}, Exception("server closed the connection unexpectedly"))
+def test_a_store_that_is_lost_is_no_fault_of_a_show(world: World, shows: list[str]) -> None:
     tried: list[str] = []
 
-    def failing(engine: object, ledger: object, show_ids: list[str], **rest: object) -> object:
-        tried.extend(show_ids)
-        raise lost
+    def fail(*seen: object) -> None:
+        if named := [show for show in shows if show in str(seen[3])]:
+            tried.extend(named)
+            raise OperationalError("SELECT", {}, Exception("server closed the connection unexpectedly"))
 
-    monkeypatch.setattr(show_handover, "recompute", failing)
-    with pytest.raises(OperationalError):
+    with listening(world.engine, "before_cursor_execute", fail), pytest.raises(OperationalError):
         counted(world).import_all()
     assert len(tried) == 1
     assert len(shows) == 3

@@ -18,12 +18,13 @@ from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.epoch import look_at_store
 from opencue_sched.accounting.keys import EntryState
 from opencue_sched.accounting.ledger import PROCS_PER_CALL, Booking, Change
-from opencue_sched.accounting.recompute import may_still_commit, read_snapshot, recompute
+from opencue_sched.accounting.recompute import may_still_commit, recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
 from opencue_sched.settings import Accounting
-from opencue_sched.store import accounting
+from tests.integration.accounting.stepping import about_to, check_over, interrupted, stepped
+from tests.kit.statements import listening, once_after_snapshot
 from tests.kit.world import AGE, World, returned
 
 
@@ -126,15 +127,13 @@ def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
     world.exact()
 
 
-def test_a_commit_sent_at_the_last_moment_is_asked_for_before_its_booking_is_too_old(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float] = []
-    monkeypatch.setattr(accounting, "unfinished_commits", lambda _, seconds: asked.append(seconds) or 0)
-    accounting_settings = Accounting(commit_deadline=10.0)
-    age = accounting_settings.in_flight_age
-    may_still_commit(world.engine, age)
-    assert asked[0] <= age - 10.0, "for so long it hangs, at least, when an age has passed"
+def test_a_commit_sent_at_the_last_moment_is_asked_for_before_its_booking_is_too_old(world: World) -> None:
+    asked: list[Any] = []
+    age = Accounting(commit_deadline=10.0).in_flight_age
+    with listening(world.engine, "before_cursor_execute", lambda *seen: asked.append(seen[3])):
+        may_still_commit(world.engine, age)
+    ((seconds,),) = (parameters.values() for parameters in asked)
+    assert seconds <= age - 10.0, "for so long it hangs, at least, when an age has passed"
 
 
 class AskedLater:
@@ -157,13 +156,8 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
         world.ledger.book([booked])
         recompute_later(world, booked)
 
-        def snapshot_then_commit(*args: Any) -> tuple[frozenset[str], dict[str, str]]:
-            snapshot = read_snapshot(*args)
-            finish()
-            return snapshot
-
-        monkeypatch.setattr(recompute_module, "read_snapshot", snapshot_then_commit)
-        recompute_later(world, booked)
+        with once_after_snapshot(world.engine, finish):
+            recompute_later(world, booked)
     assert world.job_cores() == (booked.cores if asked is may_still_commit else 0), "and it runs"
 
 
@@ -244,61 +238,37 @@ def test_a_hint_reconciles_only_the_show_it_names(world: World) -> None:
 class TestCommutes:
     """Things that happen between the readings of a pass."""
 
-    def between(self, monkeypatch: pytest.MonkeyPatch, point: str, action: object) -> None:
-        """Run ``action``, once, right after the pass has taken its snapshot or its check."""
-        original = getattr(recompute_module, point)
-
-        def interrupted(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            monkeypatch.setattr(recompute_module, point, original)
-            action()  # type: ignore[operator]
-            return result
-
-        monkeypatch.setattr(recompute_module, point, interrupted)
-
-    def test_a_booking_committed_and_settled_after_the_snapshot_stays(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_booking_committed_and_settled_after_the_snapshot_stays(self, world: World) -> None:
         def book() -> None:
             (proc,) = world.run()
             booked = world.entry(proc)
             world.ledger.book([booked])
             world.ledger.settle([booked])
 
-        self.between(monkeypatch, "read_snapshot", book)
-        assert world.recompute().causes == {}
+        with once_after_snapshot(world.engine, book):
+            assert world.recompute().causes == {}
         assert world.job_cores() == 2
         world.exact()
 
-    def test_a_booking_made_after_the_mark_was_not_seen_at_it(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_booking_made_after_the_mark_was_not_seen_at_it(self, world: World) -> None:
         booked = Booking("young", world.entry(world.run()[0]).vertices, 1)
-        self.between(monkeypatch, "read_snapshot", lambda: world.ledger.book([booked]))
-        world.recompute()
+        with once_after_snapshot(world.engine, lambda: world.ledger.book([booked])):
+            world.recompute()
         world.age("young", 3600)
         world.now += AGE
         assert world.recompute().causes == {}
 
-    def test_a_proc_released_after_the_snapshot_is_not_added_again(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_proc_released_after_the_snapshot_is_not_added_again(self, world: World) -> None:
         (proc,) = world.run()
 
-        def release() -> None:
-            world.ledger.release([proc])
-
-        self.between(monkeypatch, "check_consistency", release)
-        world.recompute()
+        interrupted(stepped(world).recompute, check_over(world), lambda: world.ledger.release([proc]))
         assert world.store.ids() == set()
         assert world.job_cores() == 0
 
-    def test_a_proc_deleted_after_the_snapshot_is_not_added_even_if_nobody_releases_it(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_proc_deleted_after_the_snapshot_is_not_added_even_if_nobody_releases_it(self, world: World) -> None:
         (proc,) = world.run()
-        self.between(monkeypatch, "check_consistency", lambda: world.delete(proc))
-        assert world.recompute().causes == {}
+        report = interrupted(stepped(world).recompute, check_over(world), lambda: world.delete(proc))
+        assert report.causes == {}
         world.exact()
 
     def test_an_entry_that_changed_since_it_was_read_is_passed_over(
@@ -308,21 +278,17 @@ class TestCommutes:
         booked = world.entry(proc)
         world.ledger.book([booked])
         world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
-        self.between(monkeypatch, "check_consistency", lambda: world.ledger.settle([booked]))
         passes = returned(monkeypatch, recompute_module, "reconcile")
-        world.recompute()
+        interrupted(stepped(world).recompute, check_over(world), lambda: world.ledger.settle([booked]))
         assert len(passes[0].passed_over) == 1
         assert world.recompute().causes == {"moved": 1}
         world.exact()
 
-    def test_a_release_between_reading_and_applying_is_not_taken_off_twice(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_release_between_reading_and_applying_is_not_taken_off_twice(self, world: World) -> None:
         one, two = world.run(2)
         world.recompute()
         world.delete(one)
-        self.between(monkeypatch, "check_consistency", lambda: world.ledger.release([one]))
-        world.recompute()
+        interrupted(stepped(world).recompute, check_over(world), lambda: world.ledger.release([one]))
         assert world.store.ids() == {two}
         assert world.job_cores() == 2
 
@@ -400,16 +366,14 @@ class TestDrift:
         (proc,) = world.run()
         world.recompute()
         more = Booking("more", world.entry(proc).vertices, 4)
-        read = consistency_module.read_counters
 
-        def interrupted(*args: Any) -> object:
+        def cut_off() -> None:
             world.store.client.delete(keys.AUDIT, keys.AUDIT_LOG)
             world.ledger.book([more])
-            return read(*args)
 
-        monkeypatch.setattr(consistency_module, "read_counters", interrupted)
         passes = returned(monkeypatch, recompute_module, "reconcile")
-        report = world.recompute()
+        # The keys are listed, then the counters are read.
+        report = interrupted(stepped(world).recompute, [about_to("SCAN"), about_to("EVALSHA")], cut_off)
         assert (passes[0].check.complete, report.drifted, world.job_cores()) == (False, {}, 6)
 
     def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
