@@ -20,6 +20,7 @@ from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.store import jobs
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
+from tests.kit.statements import listening, naming
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -141,23 +142,19 @@ def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state:
     looked: list[str] = []
 
     def render() -> None:
-        eventually(lambda: len(looked) > 2)  # what was there is copied
+        eventually(lambda: len(looked) > 3)  # what was there is copied
         logged.write("0001-render", "two\n", "a")
         logged.path("0001-render").rename(logged.directory / "moved")
         logged.write("0001-render", "three\n")
         logged.set(0, state, status)
 
-    frames_of = jobs.frames_of
-
-    def look(*args: Any, **words: Any) -> Any:
+    def look() -> None:
         looked.append("look")
-        if len(looked) == 3:
+        if len(looked) == 4:
             raise OperationalError("SELECT", {}, Exception("server closed the connection"))
-        return frames_of(*args, **words)
 
     writer = threading.Thread(target=render)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "frames_of", look)
+    with listening(Engine, "before_cursor_execute", naming(logged.job.id, look)):
         writer.start()
         ran = cli("job", "log", NAME, "0001-render", "-f")
         writer.join()

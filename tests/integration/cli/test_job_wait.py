@@ -9,20 +9,22 @@ import re
 import struct
 import termios
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli import job_wait
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
-from opencue_sched.store import jobs
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
+from tests.kit.statements import listening, naming
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -62,27 +64,25 @@ class Waited:
 
 
 @pytest.fixture
-def waited(build: Build, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Waited:
-    monkeypatch.setattr(job_wait, "_LOOK_SECONDS", 0.02)
+def waited(build: Build, engine: Engine) -> Waited:
     layers = [LayerSpec(name="render", frames=4), LayerSpec(name=LONG_LAYER, frames=2)]
     return Waited(build(lambda farm: farm.job(layers, name=NAME)), engine)
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each look at the jobs."""
-    counted: list[int] = []
-    layers_of = jobs.layers_of
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Grows with each look at the jobs but the last: with the pause after that, which is short here."""
+    pauses: list[float] = []
 
-    def look(*args: Any) -> Any:
-        counted.append(1)
-        return layers_of(*args)
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(0.02)
 
-    monkeypatch.setattr(jobs, "layers_of", look)
-    return counted
+    monkeypatch.setattr(job_wait, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    return pauses
 
 
-def meanwhile(looks: list[int], *steps: Callable[[], None]) -> threading.Thread:
+def meanwhile(looks: list[float], *steps: Callable[[], None]) -> threading.Thread:
     """Does the steps, each after the next look but one at the jobs: the one that is under way may be older."""
 
     def run() -> None:
@@ -116,7 +116,7 @@ def removed(waited: Waited) -> None:
     ],
 )
 def test_each_end_of_a_job_has_its_outcome_and_exit_status(
-    cli: Cli, waited: Waited, looks: list[int], ending: Callable[[Waited], object], outcome: str, status: int
+    cli: Cli, waited: Waited, looks: list[float], ending: Callable[[Waited], object], outcome: str, status: int
 ) -> None:
     change = meanwhile(looks, lambda: ending(waited))
     ran = cli("job", "wait", NAME, "--json")
@@ -128,7 +128,7 @@ def test_each_end_of_a_job_has_its_outcome_and_exit_status(
 
 
 def test_a_job_that_goes_on_is_waited_for_paused_or_with_dead_frames(
-    cli: Cli, waited: Waited, looks: list[int]
+    cli: Cli, waited: Waited, looks: list[float]
 ) -> None:
     change = meanwhile(
         looks,
@@ -143,62 +143,55 @@ def test_a_job_that_goes_on_is_waited_for_paused_or_with_dead_frames(
     assert ran.out.splitlines()[-1].startswith(f"{NAME}: 0 of 6 frames succeeded, 1 dead; `opencue-sched explain")
 
 
-def test_what_a_success_frees_a_moment_later_is_waited_for(cli: Cli, waited: Waited, looks: list[int]) -> None:
+def test_what_a_success_frees_a_moment_later_is_waited_for(cli: Cli, waited: Waited, looks: list[float]) -> None:
     """Between the end of a frame and the freeing of what waits for it, nothing can run."""
     waited.frames("SUCCEEDED", 1, 2, 3)
     waited.frames("DEAD", 0)
     waited.frames("DEPEND", 4, 5)
-    original, freed = jobs.layers_of, []
+    blocked = [True]
 
-    def free(*args: Any) -> Any:
-        found = original(*args)
-        if not freed:
+    def free() -> None:
+        if blocked:
+            blocked.clear()
             waited.frames("WAITING", 4, 5)
-            freed.append(True)
-        return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "layers_of", free)
+    with listening(Engine, "after_cursor_execute", naming(waited.job.id, free)):
         change = meanwhile(looks, lambda: waited.frames("SUCCEEDED", 4, 5))
         ran = cli("job", "wait", NAME)
         change.join()
     assert f"{NAME}: 5 of 6 frames succeeded, 1 dead" in ran.out
 
 
-def test_several_jobs_are_one_statement_a_look(
-    cli: Cli, waited: Waited, looks: list[int], build: Build, engine: Engine
-) -> None:
+def test_several_jobs_are_one_statement_a_look(cli: Cli, waited: Waited, looks: list[float], build: Build) -> None:
     others = [build(lambda farm, n=n: farm.job(name=f"other{n}", show=waited.job.show)) for n in range(3)]
-    statements: list[str] = []
+    asked: list[int] = []
 
     def note(*seen: Any) -> None:
-        statements.append(seen[2])
+        asked.append(sum(job.id in str(seen[3]) for job in (waited.job, *others)))
 
-    event.listen(Engine, "before_cursor_execute", note)
     change = meanwhile(
         looks,
         lambda: waited.do("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_job = :job", job=others[0].id),
         lambda: waited.do("UPDATE frame SET str_state = 'SUCCEEDED', int_version = 9 WHERE str_state = 'WAITING'"),
     )
-    ran = cli("job", "wait", NAME, "other0", "other1", "other2")
-    change.join()
-    event.remove(Engine, "before_cursor_execute", note)
+    with listening(Engine, "before_cursor_execute", note):
+        ran = cli("job", "wait", NAME, "other0", "other1", "other2")
+        change.join()
     assert ran.status == 0
-    assert sum("int_clock_time_success" in each for each in statements) == len(looks)
+    assert asked.count(4) == len(looks) + 1
     assert [line.split(":")[0] for line in ran.out.splitlines()[-4:]] == [NAME, "other0", "other1", "other2"]
 
 
-def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, failures = jobs.layers_of, iter([True, True])
+def test_it_waits_through_a_failure_of_the_database(cli: Cli, waited: Waited) -> None:
+    failures = iter([True, True])
 
-    def fail(*args: Any) -> Any:
+    def fail() -> None:
         if next(failures, False):
             raise OperationalError("SELECT", {}, Exception("server closed the connection"))
         waited.frames("SUCCEEDED")
-        return original(*args)
 
-    monkeypatch.setattr(jobs, "layers_of", fail)
-    ran = cli("job", "wait", NAME)
+    with listening(Engine, "before_cursor_execute", naming(waited.job.id, fail)):
+        ran = cli("job", "wait", NAME)
     assert ran.status == 0
     assert ran.err.count("still waiting") == 1
 
@@ -234,7 +227,7 @@ def on_terminal(cli: Cli, columns: int, rows: int, *words: str) -> tuple[int, st
 
 
 @pytest.mark.parametrize("state", ["WAITING", "RUNNING"])
-def test_a_job_of_which_nothing_runs_says_so(cli: Cli, waited: Waited, looks: list[int], state: str) -> None:
+def test_a_job_of_which_nothing_runs_says_so(cli: Cli, waited: Waited, looks: list[float], state: str) -> None:
     waited.frames(state, 0)
     change = meanwhile(looks, lambda: waited.frames("SUCCEEDED"))
     _, written = on_terminal(cli, 80, 24, "job", "wait", NAME)
@@ -243,7 +236,7 @@ def test_a_job_of_which_nothing_runs_says_so(cli: Cli, waited: Waited, looks: li
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
-def test_a_terminal_shows_a_bar_for_each_layer(cli: Cli, waited: Waited, looks: list[int], columns: int) -> None:
+def test_a_terminal_shows_a_bar_for_each_layer(cli: Cli, waited: Waited, looks: list[float], columns: int) -> None:
     waited.do(
         "UPDATE layer_usage SET int_clock_time_success = 600, int_frame_success_count = 2 WHERE pk_layer = :layer",
         layer=waited.job.layers[0].id,
@@ -285,7 +278,7 @@ def interrupted(_seconds: float) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list[int], build: Build) -> None:
+def test_a_job_is_submitted_and_waited_for(cli: Cli, waited: Waited, looks: list[float], build: Build) -> None:
     assert cli("submit", "-", "--wait", "--dry-run", given=JOB_FILE).status == 2
     succeed = "UPDATE frame SET str_state = 'SUCCEEDED' WHERE str_state = 'WAITING'"
     change = meanwhile(looks, lambda: waited.do(succeed))

@@ -13,7 +13,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, JobIds, JobSpec, LayerSpec
-from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, farm_view
+from opencue_sched.insight.farm_view import BOOKINGS_SECONDS, MOST_JOBS, farm_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from tests.kit.gathering import counted_statements
@@ -61,16 +61,17 @@ def test_the_figures_of_allocations_shows_and_jobs_add_up(
 
 
 def test_jobs_are_chosen_by_parts_of_names_and_bounded(
-    engine: Engine, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, redis_client: redis.Redis, settings: Settings
 ) -> None:
     with engine.begin() as connection:
         build(connection, hosts=1, jobs=2)
     for asked, names in (({"show": "OTH"}, ["job1"]), ({"job": "B0"}, ["job0"])):
         found = [it["name"] for it in farm_view(engine, redis_client, settings, **asked)["jobs"]]
         assert [name.rpartition("-")[2] for name in found] == names
-    monkeypatch.setattr("opencue_sched.insight.farm_view.MOST_JOBS", 1)
+    with engine.begin() as connection:
+        Farm(connection).jobs(JobSpec([LayerSpec()], name=f"more{number}") for number in range(MOST_JOBS))
     view = farm_view(engine, redis_client, settings)
-    assert (len(view["jobs"]), view["jobs_total"]) == (1, 2)
+    assert (len(view["jobs"]), view["jobs_total"]) == (MOST_JOBS, MOST_JOBS + 2)
 
 
 def test_every_job_has_the_reason_for_which_it_waits(
