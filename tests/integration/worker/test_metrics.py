@@ -53,6 +53,7 @@ from tests.kit.forced import force
 from tests.kit.gathering import counted_statements
 from tests.kit.limits import has_types, report_held, set_type
 from tests.kit.polling import eventually
+from tests.kit.statements import failing_statements, listening
 from tests.kit.tasks import run_task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -298,21 +299,18 @@ def test_waiting_frames_that_a_pass_had_no_host_for_are_counted_too(
 
 
 def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
-    process: Process, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    process: Process, census: FleetCensus, engine: Engine
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, hostname_tag=False)
-        farm.job([LayerSpec(frames=9, cores=16)])
+        job = farm.job([LayerSpec(frames=9, cores=16)])
     assert run_passes(process) == ["saturated"]
-
-    def fail(*_: object, **__: object) -> None:
-        raise KeyError("nobody thought of this")
-
-    monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.read_snapshot", fail)
     (posting,) = process.postings.posted().values()
     process.postings.update(posting, "rest", 0)
-    assert run_task(dispatch.dispatch_cluster, process, posting)["ended"] == "query_error"
+    process.backlog.note([job.layers[0].id])
+    with failing_statements(process.engine, KeyError("nobody thought of this")):
+        assert run_task(dispatch.dispatch_cluster, process, posting)["ended"] == "query_error"
     assert shown_waiting(census) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
 
@@ -560,14 +558,15 @@ def _fail_and_trash(process: Process, *clusters: str) -> None:
 @contextmanager
 def _paused_before_commit(process: Process, engine: Engine) -> Iterator[None]:
     """Between booking and commit, somebody pauses every job."""
+    before, run = len(list(process.ledger.records())), [True]
 
-    def alive(_claim: object) -> bool:
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE job SET b_paused = true"))
-        return True
+    def pause(*_: object) -> None:
+        if run and len(list(process.ledger.records())) > before:
+            run.clear()
+            with engine.begin() as connection:
+                connection.execute(text("UPDATE job SET b_paused = true"))
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process.renewer, "alive", alive)
+    with listening(process.engine, "before_cursor_execute", pause):
         yield
 
 

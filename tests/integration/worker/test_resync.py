@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 
-import pytest
 import redis
 from celery import Celery
 from sqlalchemy import Engine, text
@@ -12,11 +11,12 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.imported_shows import note_imported
+from opencue_sched.coordination.postings import Claim
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Accounting, Rqd, Settings
-from opencue_sched.store.accounting import managed_show_ids, managed_show_versions
+from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process
 from tasks import dispatch
 from tests.kit.listening import eventually_listen, nobody_hears
@@ -31,23 +31,37 @@ _END_LISTENERS = """
 
 
 def test_who_lost_its_connection_wakes_every_managed_show(
-    settings: Settings, engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, redis_client: redis.Redis
 ) -> None:
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     with engine.begin() as connection:
-        Farm(connection).job([LayerSpec(frames=1)])
-        managed = managed_show_ids(connection)
-    woken: list[str] = []
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        another = farm.show("another", managed=True)
+        farm.subscription(another, farm.default_alloc(), size=10)
+        for show in (farm.default_show(), another):
+            farm.job([LayerSpec(frames=1)], show=show, name=f"{show.name}-job")
     app = Celery("missed", broker="memory://", set_as_current=False)
     with closing(app), closing(Process(settings, app)) as worker:
-        monkeypatch.setattr(worker.waker, "note", lambda shows: woken.extend(shows))
         worker.listen()
         eventually_listen(engine, 1)
+        # given clusters of two shows that sleep
+        postings = [enqueued.uuid for _, enqueued in worker.sweep().send]
+        for posting in postings:
+            claim = eventually(lambda posting=posting: claimed(worker, posting))
+            worker.postings.end(claim, "sleep", delay_seconds=600)
+        # when the connection is lost
         with engine.begin() as connection:
             connection.execute(text(_END_LISTENERS))
-        eventually(lambda: woken, RECENT, "the shows of those who heard nothing")
-    assert managed
-    assert set(woken) == managed
+        # then both are awake
+        assert len(postings) == 2
+        for posting in postings:
+            eventually(lambda posting=posting: claimed(worker, posting), RECENT, "a show of those who heard nothing")
+
+
+def claimed(worker: Process, posting: str) -> Claim | None:
+    claim = worker.postings.claim(posting, "somebody", ttl_seconds=60)
+    return claim if isinstance(claim, Claim) else None
 
 
 def test_what_happened_while_nobody_heard_is_read_again_at_once(

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import pytest
 from celery import Celery
+from kombu.simple import SimpleQueue
 from prometheus_client import REGISTRY
 from redis import Redis
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 import celeryconfig
-from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.celery import app as real_app
-from opencue_sched.clients.lua_scripts import Fence
 from opencue_sched.coordination import replies, transport
 from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.coordination.presence import WorkerState
-from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.errors import FencedOff
@@ -33,22 +31,34 @@ from opencue_sched.worker.messenger import NORMAL, URGENT
 from opencue_sched.worker.process import Process
 from opencue_sched.worker.task import SchedulerTask
 from tests.kit.brief_fleet import open_counters
-from tests.kit.gathering import counted_statements
+from tests.kit.statements import failing_statements, listening
+from tests.kit.tasks import in_process
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
 SWEEP = "opencue_sched.sweep.sweep_clusters"
 
 
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    with Celery("task", broker="memory://", set_as_current=False) as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
-def process(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def process(settings: Settings, redis_client: Redis, app: Celery) -> Iterator[Process]:
     for name in celeryconfig.imports:
         importlib.import_module(name)
-    app = Celery("task", broker="memory://", set_as_current=False)
-    made = Process(settings, app)
-    monkeypatch.setattr("opencue_sched.worker.process.process", lambda _app: made)
-    yield made
-    made.close()
-    app.close()
+    with closing(Process(settings, app)) as made, in_process(made):
+        yield made
+
+
+@pytest.fixture
+def messages(app: Celery, process: Process) -> Iterator[SimpleQueue]:
+    """What the process sends for whichever worker takes it."""
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(str(process.membership.router.queue_of_all()))
+        queue.clear()
+        yield queue
 
 
 def unreadable_messages() -> float:
@@ -128,34 +138,39 @@ def message_of(task: str, **headers: object) -> Iterator[SchedulerTask]:
 
 
 @pytest.mark.parametrize("task", [SWEEP, RECOMPUTE, RESEED])
-def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(process, monkeypatch, task):
-    # given a leader, and another that is elected while the task runs
-    asked: list[tuple[int, int]] = []
-
-    def succeeded(*given: object, fence: Fence | None = None, **_: object) -> None:
-        ledgers = [value for value in given if isinstance(value, Ledger)]
-        number = fence.number if fence is not None else ledgers[0]._fence.number
-        asked.append((number, process.membership.workload.in_hand))
-        raise FencedOff("succeeded")
-
-    monkeypatch.setattr(process.sweeper, "sweep", succeeded)
-    monkeypatch.setattr("opencue_sched.accounting.recompute.recompute", succeeded)
-    monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", succeeded)
+def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(process, engine, task):
+    # given a leader, and another that is elected while the task reads
+    with_waiting_work(engine)
+    open_counters(process.client)
     process.client.set(process.leader_keys.fence, 5)
+    in_hand: list[int] = []
+
+    def elect_another(*_: object) -> None:
+        in_hand.append(process.membership.workload.in_hand)
+        process.client.set(process.leader_keys.fence, 6)
+
     # then its fence goes with all that is changed, the task counts as in hand, and its end is no failure
-    with message_of(task, fence=5, tick=7, tick_of="x@2") as run:
+    with (
+        listening(process.engine, "before_cursor_execute", elect_another),
+        message_of(task, fence=5, tick=7, tick_of="x@2") as run,
+    ):
         assert run() == {"dropped": "fenced_off"}
-    assert asked == [(5, 1)]
+    assert in_hand[0] == 1
     assert process.membership.workload.in_hand == 0
+    assert process.postings.posted() == {}
 
 
-def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(process, engine):
+def with_waiting_work(engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
         show = farm.show("show", managed=True)
         farm.subscription(show, farm.default_alloc(), burst=1000)
         farm.job(show=show)
+
+
+def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(process, engine):
+    with_waiting_work(engine)
     open_counters(process.client)
     process.client.set(process.leader_keys.fence, 5)
     for name in (SWEEP, RECOMPUTE, RESEED):
@@ -168,32 +183,34 @@ def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(process, engin
 @pytest.mark.parametrize(
     ("headers", "ended"),
     [
-        ({"fence": 2, "tick": 7, "tick_of": "x@2", "catch_up": "latest"}, "run"),
+        ({"fence": 2, "tick": 7, "tick_of": "x@2", "catch_up": "latest"}, None),
         ({"fence": 1, "tick": 7, "tick_of": "x@2", "catch_up": "latest"}, "former_leader"),
         ({"fence": 2, "tick": 6, "tick_of": "x@2", "catch_up": "latest"}, "overtaken"),
-        ({}, "run"),
+        ({}, None),
     ],
 )
-def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
-    process, engine, monkeypatch, headers, ended, emptied
-):
+def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(process, engine, headers, ended, emptied):
     """Also where Redis was emptied: PostgreSQL knows."""
     fences, keys = PersistentFences(engine), process.leader_keys
     assert fences.claim(keys.name, 2)
     assert fences.claim_tick(keys.name, 2, "x@2", 7)[0]
+    open_counters(process.client)
     if not emptied:
         process.client.set(keys.fence, 2)
-    monkeypatch.setattr("opencue_sched.accounting.caps.reseed_limits", lambda *_: ("run", 0))
     with message_of(RESEED, **headers) as run:
-        assert next(iter(run().values())) == ended
+        assert run().get("dropped") == ended
 
 
 @pytest.mark.parametrize(("task", "looks"), [(SWEEP, 0), (RESERVATION_TASK, 0), (RESEED, 1)])
 def test_the_record_is_read_for_what_does_more_than_its_fence_guards(process, task, looks):
     open_counters(process.client)
-    with counted_statements(process.engine) as statements, message_of(task, fence=5, tick=7, tick_of="x@2") as run:
+    asked: list[list[object]] = []
+    with (
+        listening(process.engine, "before_cursor_execute", lambda *seen: asked.append([*dict(seen[3]).values()])),
+        message_of(task, fence=5, tick=7, tick_of="x@2") as run,
+    ):
         assert "dropped" not in run()
-    assert sum(it.lstrip().startswith("SELECT name, fence") for it in statements) == looks
+    assert asked.count([process.leader_keys.name]) == looks
 
 
 # Somebody waits for the pass
@@ -215,14 +232,10 @@ class Dropped(Exception):
     """Nobody thought of this."""
 
 
-def break_off(*_: object) -> PassReport:
-    raise Dropped("no such column")
-
-
 @pytest.mark.parametrize("popped", [False, True])
-def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waiter, monkeypatch, popped):
-    monkeypatch.setattr(Dispatcher, "dispatch", break_off)
-    with pytest.raises(Dropped):
+def test_a_pass_that_crashes_tells_who_waits_for_it(process, redis_client, posting, waiter, popped):
+    # given a database that no pass can be made ready on
+    with failing_statements(process.engine, Dropped("no such column")), pytest.raises(Dropped):
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
         assert redis_client.lpop(reply_queue("cue", waiter))
@@ -231,12 +244,11 @@ def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waite
     assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
 
 
-def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monkeypatch):
-    def lose_connection(*_: object, **__: object) -> PassReport:
-        raise OperationalError("SELECT", {}, Exception("the server closed the connection"))
-
-    monkeypatch.setattr(PassRunner, "run", lose_connection)
-    real_app.tasks[DISPATCH](posting, reply=waiter)
+def test_a_pass_that_a_store_ended_says_why(process, redis_client, posting, waiter):
+    _ = process.dispatcher
+    lost = OperationalError("SELECT", {}, Exception("the server closed the connection"))
+    with failing_statements(process.engine, lost):
+        real_app.tasks[DISPATCH](posting, reply=waiter)
     answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer["ended"] == "query_error"
     assert "the server closed the connection" in answer["error"]
@@ -253,26 +265,24 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
         assert answer["error"].startswith("InvalidInput: ")
 
 
-def test_a_message_given_back_is_answered_by_who_takes_it_next(process, redis_client, posting, waiter, monkeypatch):
+def test_a_message_given_back_is_answered_by_who_takes_it_next(process, redis_client, posting, waiter, messages):
     # given a worker that takes no work
-    sent = []
-    monkeypatch.setattr(process.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
     process.membership.workload.become(WorkerState.PAUSED)
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "dispatched"
     # when another one takes the message
-    ((_, message),) = sent
-    assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
-    assert message["priority"] == URGENT == 0
+    message = messages.get(block=False)
+    args, named, _ = message.payload
+    assert (args, named) == ([posting], {"ticket": 3, "reply": waiter})
+    assert message.properties["priority"] == URGENT == 0
     process.membership.workload.become(WorkerState.WORKING)
-    real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
+    real_app.tasks[DISPATCH](*args, reply=named["reply"])
     # then the answer comes
     assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
 
 
-def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(process, posting, monkeypatch):
-    sent = []
-    monkeypatch.setattr(process.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
+def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(process, posting, messages):
     process.membership.workload.become(WorkerState.PAUSED)
     real_app.tasks[DISPATCH](posting)
-    assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, NORMAL)
+    message = messages.get(block=False)
+    assert (message.payload[1], message.properties["priority"]) == ({}, NORMAL)
