@@ -3,7 +3,8 @@
 *Idle*: farms of three sizes, of whose hosts no more than one is in use. Workers start on the farm, with a job waiting,
 so that each knows all of its hosts; then nothing happens, with one worker and with as many as are asked for; then jobs
 of one frame come, one at a time. *Growth*: the same number of frames is booked on small and large farms, with few and
-many frames waiting. All sizes go with the number of hosts of the largest farm.
+many frames waiting, from rest to rest: bursts let the shows have the cores of so many frames. All sizes go with the
+number of hosts of the largest farm.
 
 Rows are those that PostgreSQL read in the whole database (pg_stat_database: returned by scans and index entries); those
 of a new job the ones that workers read (`row_meter`), less what they read in the same time when nothing happens.
@@ -14,21 +15,24 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import TextClause, text
 
 from benchmarks import idle, row_meter
 from benchmarks.bookings import Spent
 from benchmarks.farm_load import FarmLoad, hosts_of
-from benchmarks.proc_times import read, resident_mb
-from benchmarks.steady import ENVIRONMENT, hand_over, prepare, write_farm
+from benchmarks.proc_times import Reading, read, resident_mb
+from benchmarks.steady import CORES_OF_A_FRAME, ENVIRONMENT, SHOWS, hand_over, prepare, write_farm
 from benchmarks.workbench import Workbench, workbench
+from opencue_sched.accounting import keys
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.placement.host_cache import REREAD_SECONDS, REREADS_PER_SECOND
@@ -53,6 +57,9 @@ _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _WARM_UP_PART, _MEASURED_PART = 0.2, 0.6
 """Of the frames that wait on the smallest farm, those booked before the reading begins, and during it."""
+_LAUNCH_SECONDS = 0.4
+_CORES_LEFT = 16
+"""Cores of a burst that no frame may fit into any more."""
 REREADS = "hosts.fetch_buckets"
 """The reader of `row_meter` that reads hosts again in the background."""
 _AT_LEISURE = (REREADS, "lost_runs.", "reservations.", "accounting_tables.")
@@ -63,9 +70,9 @@ _BOOKED_AT = text(
     " WHERE pk_frame = :frame"
 )
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())")
-_WRITTEN = text(
-    "SELECT count(*) AS frames, CAST(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0') AS float8) AS bytes FROM proc"
-)
+_WAL_BYTES = text("SELECT CAST(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0') AS float8)")
+_WAL = "wal_bytes"
+_SET_BURSTS = text("UPDATE subscription SET int_burst = :centicores RETURNING pk_show, pk_alloc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ class SizeResult:
 @dataclass(frozen=True, slots=True)
 class GrowthResult:
     """What a frame cost in microseconds of processor time, rows and bytes of WAL, on a farm of so many hosts with so
-    many frames waiting."""
+    many frames waiting, less what the fleet costs at rest; that in rows a second and percent of a core."""
 
     phase: str
     workers: int
@@ -105,11 +112,14 @@ class GrowthResult:
     worker_us: float
     postgresql_us: float
     redis_us: float
+    redis_commands: float
     rows: float
     wal_bytes: float
     statements: float
     plan_ms: float
     lost_percent: float
+    rest_rows_per_second: int
+    rest_percent: str
     others_percent: int
     passed: bool
 
@@ -278,14 +288,17 @@ def _wait(check: Callable[[], _T | None]) -> _T:
 # Farms that grow
 
 
-def run_growth(counts: Sequence[int], *, most_hosts: int, console: Console) -> list[GrowthResult]:
-    """The same number of frames on each farm; with each number of workers."""
+def run_growth(
+    counts: Sequence[int], *, most_hosts: int, console: Console, rest_seconds: float = REREAD_SECONDS
+) -> list[GrowthResult]:
+    """The same number of frames on each farm; with each number of workers. What the fleet costs at rest is watched for
+    ``rest_seconds`` before: a round of rereads."""
     results = []
     least = int(min(frames for _, frames in GROWTH_PARTS) * most_hosts)
     for count in counts:
         found = []
         for hosts, frames in GROWTH_PARTS:
-            result = _growth(int(hosts * most_hosts), int(frames * most_hosts), count, least)
+            result = _growth(int(hosts * most_hosts), int(frames * most_hosts), count, least, rest_seconds)
             console.print(f"  {result.phase}, {count} workers: {result.rows} rows and {result.wal_bytes} B a frame")
             found.append(result)
         costs = ("worker_us", "postgresql_us", "redis_us", "rows", "wal_bytes")
@@ -296,37 +309,53 @@ def run_growth(counts: Sequence[int], *, most_hosts: int, console: Console) -> l
     return results
 
 
-def _growth(hosts: int, frames: int, workers: int, least: int) -> GrowthResult:
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """All that is read at one moment of a run."""
+
+    at: float
+    counters: Counter[str]
+    cpu: Reading
+
+    @classmethod
+    def now(cls, bench: Workbench) -> _Moment:
+        counters = bench.counters()
+        with bench.engine.connect() as connection:
+            counters[_WAL] = connection.execute(_WAL_BYTES).scalar_one()
+        return cls(time.monotonic(), counters, read(bench.processes()))
+
+    def since(self, before: _Moment) -> tuple[float, Spent, Reading]:
+        """The seconds between two moments, what was spent, and the processor time."""
+        return self.at - before.at, Spent.between(before.counters, self.counters), self.cpu.since(before.cpu)
+
+
+def _growth(hosts: int, frames: int, workers: int, least: int, rest_seconds: float) -> GrowthResult:
+    """What a frame costs from rest to rest. A process has a thousand frames and more between plan and launch: a reading
+    while it is at work would count what some frames cost, and divide it by others."""
     with workbench(ENVIRONMENT) as bench:
         load = write_farm(bench, frames, hosts_of(hosts))
         bench.workers(workers)
         bench.fleet.beat()
-        processes, began, wanted = bench.processes(), time.monotonic(), _MEASURED_PART * least
-        start, at_first, cpu_before = bench.counters(), _written(bench), read(processes)
+        # What a process reads when it starts is no cost of a frame.
+        start = bench.counters()
+        subscriptions = _set_bursts(bench, _WARM_UP_PART * least)
         hand_over(bench, load)
-        _wait(lambda: Spent.between(start, bench.counters()).booked >= _WARM_UP_PART * least or None)
-        before = bench.counters()
-        if Spent.between(start, before).booked + wanted <= least:
-            # What a process reads when it starts is no cost of a frame.
-            began, cpu_before = time.monotonic(), read(processes)
-        else:
-            # On the smallest farm too few frames are left to be measured without those of the start.
-            before = start
-        written = at_first
+        _until_used(bench, subscriptions, start)
+        _until_at_rest(bench)
+        rest_began = _Moment.now(bench)
+        time.sleep(rest_seconds)
+        began = _Moment.now(bench)
+        _until_used(bench, _set_bursts(bench, (_WARM_UP_PART + _MEASURED_PART) * least), start)
+        ended = _Moment.now(bench)
+        lasted, spent, cpu = ended.since(began)
+        rested, spent_at_rest, cpu_at_rest = began.since(rest_began)
 
-        def are_booked() -> bool | None:
-            # The counters go up when frames are launched, which is after their commit: what was written is compared
-            # with the frames that were committed by then, as soon as there are more of them.
-            nonlocal written
-            now = _written(bench)
-            written = now if now.frames > written.frames else written
-            return Spent.between(before, bench.counters()).booked >= wanted or None
+        def of_a_frame(count: float, at_rest: float) -> float:
+            return spent.per_frame(count - at_rest * lasted / rested)
 
-        _wait(are_booked)
-        after = bench.counters()
-        lasted, cpu = time.monotonic() - began, read(processes).since(cpu_before)
-        spent = Spent.between(before, after)
-        micros = {name: spent.per_frame(1e6 * seconds) for name, seconds in cpu.groups.items()}
+        micros = {
+            name: of_a_frame(1e6 * seconds, 1e6 * cpu_at_rest.groups[name]) for name, seconds in cpu.groups.items()
+        }
         return GrowthResult(
             phase=f"{hosts:,} hosts, {frames:,} frames",
             workers=workers,
@@ -334,17 +363,45 @@ def _growth(hosts: int, frames: int, workers: int, least: int) -> GrowthResult:
             worker_us=micros["worker"],
             postgresql_us=micros["postgresql"],
             redis_us=micros["redis"],
-            rows=spent.per_frame(spent["pg_tup_returned"]),
-            wal_bytes=round((written.bytes - at_first.bytes) / (written.frames - at_first.frames), 1),
+            redis_commands=of_a_frame(spent["redis_commands"], spent_at_rest["redis_commands"]),
+            rows=of_a_frame(spent["pg_tup_returned"], spent_at_rest["pg_tup_returned"]),
+            wal_bytes=of_a_frame(spent[_WAL], spent_at_rest[_WAL]),
             statements=spent.per_frame(spent["scheduler_sql_statements_total"], 3),
             plan_ms=round(spent.mean_ms("plan"), 1),
             lost_percent=round(spent.lost_percent, 2),
+            rest_rows_per_second=round(spent_at_rest["pg_tup_returned"] / rested),
+            rest_percent=", ".join(
+                f"{name} {100 * cpu_at_rest.groups[name] / rested:.1f}" for name in ("worker", "postgresql", "redis")
+            ),
             others_percent=cpu.others_percent(lasted),
             passed=spent.booked > 0,
         )
 
 
-def _written(bench: Workbench) -> Row[Any]:
-    """The ``frames`` that are committed, and all ``bytes`` of WAL so far."""
-    with bench.engine.connect() as connection:
-        return connection.execute(_WRITTEN).one()
+def _set_bursts(bench: Workbench, frames: float) -> Mapping[str, int]:
+    """Let all shows together have the cores of so many frames, each as many as the others. Returns the cores by the key
+    of each show's subscription."""
+    cores = int(frames * CORES_OF_A_FRAME / len(SHOWS))
+    with bench.engine.begin() as connection:
+        rows = connection.execute(_SET_BURSTS, {"centicores": CENTICORES_PER_CORE * cores})
+        return {keys.subscription(row.pk_show, row.pk_alloc): cores for row in rows}
+
+
+def _until_used(bench: Workbench, bursts: Mapping[str, int], start: Mapping[str, float]) -> None:
+    """Wait until the shows use their bursts, and all that was booked since ``start`` is committed and launched.
+
+    Asked of Redis, where the answer costs as little on any farm: what PostgreSQL reads would count as the workers'.
+    """
+    client = bench.client
+
+    def are_used() -> bool | None:
+        used = {key: int(client.hget(key, "int_cores") or 0) for key in bursts}
+        return all(cores >= bursts[key] - _CORES_LEFT for key, cores in used.items()) or None
+
+    def are_launched() -> bool | None:
+        # Not often: each look costs the worker some milliseconds.
+        time.sleep(_LAUNCH_SECONDS)
+        return Spent.between(start, bench.counters()).booked >= client.hlen(keys.LEDGER) or None
+
+    _wait(are_used)
+    _wait(are_launched)

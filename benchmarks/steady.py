@@ -63,7 +63,7 @@ _BACKLOG_READERS = ("backlog.", "pending.fetch_pending_jobs", "pending.fetch_wai
 """Which readers of `row_meter` look for waiting work, by how their names begin; not the scan of a sweep."""
 # A deep backlog, so that no show runs out of work.
 _SPARE_FRAMES = 15_000
-_CORES_OF_A_FRAME = 3.7
+CORES_OF_A_FRAME = 3.7
 _JOBS_OF_A_SHOW = 50
 _LAYERS_KNOWN = "scheduler_backlog_layers"
 _RESYNC_AGE = "scheduler_backlog_resync_age_seconds"
@@ -274,7 +274,7 @@ def _run(
     hosts = hosts_of(size.hosts)
     cores = sum(cores * count for cores, count in hosts.items())
     lasting = _WARM_UP_SECONDS + seconds + _METERED_SECONDS + _CALIBRATION_SECONDS
-    frames = size.frames or int(cores / _CORES_OF_A_FRAME + rate * lasting) + _SPARE_FRAMES
+    frames = size.frames or int(cores / CORES_OF_A_FRAME + rate * lasting) + _SPARE_FRAMES
     frames_of_a_layer = frames / size.layers if size.layers else FRAMES_OF_A_LAYER
     with workbench(ENVIRONMENT, code=code, configuration=configuration()) as bench:
         leave_out(bench.engine)

@@ -26,7 +26,7 @@ def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_mo
 
 @pytest.mark.long(130)
 def test_a_frame_has_few_rows_read_on_a_larger_farm_and_beside_more_work() -> None:
-    found = run_growth([1], most_hosts=GROWN, console=console)
+    found = run_growth([1], most_hosts=GROWN, console=console, rest_seconds=3)
     assert len(found) == len(GROWTH_PARTS)
     # What periodic tasks read meanwhile is a good part of so few frames. A pass that looked at all that waits, or at
     # all hosts, had hundreds of rows read for each, or thousands.
