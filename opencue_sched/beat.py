@@ -91,13 +91,13 @@ class LeaderScheduler(Scheduler):
         self._serves = False
         """Whether metrics and probes are served."""
         self._refresh_at = 0.0
-        """When the presence is to be refreshed next, by the boot clock."""
+        """The time of the next refresh of the presence, by the boot clock."""
         self._shown_fence = 0
         """The fence in the presence; 0 while this beat does not lead."""
         self._ahead = 0.0
         """How far the last tick that was recorded too early is ahead, in seconds; 0 for none."""
         self._log_again_at: dict[tuple[str, object], float] = {}
-        """When each event may be logged again about each subject, by the boot clock."""
+        """The time from which each event may be logged again about each subject, by the boot clock."""
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature

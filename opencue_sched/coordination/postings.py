@@ -35,7 +35,7 @@ ENQUEUED_PER_CALL = 50
 CLAIMED_TOGETHER = 200
 """How many postings one claim takes along at most: so many take Redis about two milliseconds."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
-"""Where the error came from by which a pass failed."""
+"""The kinds of failures of passes: the store that the error came from, or the program itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ClaimRefused:
     """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: PostgreSQL does not
     answer, and a pass of this worker hangs there."""
     owner: str = ""
-    """Who has the claim of a posting that is ``held``."""
+    """The owner of the claim, where the reason is ``held``."""
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
@@ -223,9 +223,8 @@ class ClusterPostings(BoardScripts):
         return {uuid: (key, _present_key(key, text)) for (key, uuid), text in zip(posted.items(), answers, strict=True)}
 
     def keep_trashed(self, clusters: Iterable[Cluster], *, fence: Fence | None = None) -> None:
-        """Where one posting of a cluster is in the trash, put the cluster's other postings there, too: those for other
-        shards, and those that another release made under another key. They get the same reason and time, so that all
-        leave the trash together.
+        """Put the other postings of each trashed cluster in the trash, too: those for other shards, and those that
+        another release made under another key. They get the same reason and time, so that all leave the trash together.
 
         ``clusters`` are all clusters that there are. Those in the trash get their postings here: an enqueue() alone
         would have them worked on. Raises FencedOff as enqueue() does.

@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 _QUEUE_BEFORE = 0.35
 """How long a commit waits behind others of its process."""
 _STATEMENTS_BEFORE = 0.5
-"""When the first statement must be sent."""
+"""The first statement must be sent by then."""
 _STATEMENT = 0.3
 """How long one statement may take."""
 _LOCK = 0.2
@@ -64,11 +64,11 @@ _LOCK = 0.2
 _HOST_LOCK = 0.02
 """How long a plan waits for a host's row: the transaction of a report locks it for milliseconds."""
 _COMMIT_BEFORE = 0.8
-"""When the last statement before COMMIT must have been sent."""
+"""The last statement before COMMIT must have been sent by then."""
 _IDLE = 0.15
 """How long the server waits for the next statement of the transaction."""
 _WHOLE = 0.95
-"""When the server ends the whole transaction."""
+"""The server ends the whole transaction then."""
 
 _RETRY_PAUSE_SECONDS = 0.02
 """The longest pause before a transaction is repeated; its length is random."""

@@ -34,7 +34,7 @@ class _Kinds:
 
     tags: frozenset[str]
     read_at: float
-    """When they were read, by the clock of OtherHosts."""
+    """The time at which the hosts were read, by the clock of OtherHosts."""
     hosts: Sequence[tuple[Host, int]]
     """One host of each kind, and how many there are."""
 

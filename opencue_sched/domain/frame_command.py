@@ -25,7 +25,7 @@ class JobDetails:
     """The number of the OS user; None where RQD is to find the number, or to choose one."""
     log_dir: str
     loki_url: str
-    """Where RQD sends the log to a Loki server; empty for a log in a file."""
+    """The address of the Loki server that RQD sends the log to; empty for a log in a file."""
     environment: Mapping[str, str]
 
 
