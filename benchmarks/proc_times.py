@@ -77,6 +77,10 @@ class Reading:
         spent = {name: seconds - before.groups.get(name, 0.0) for name, seconds in self.groups.items()}
         return Reading(spent, self.machine - before.machine)
 
+    def micros(self, frames: int) -> dict[str, float]:
+        """Microseconds of each group for each of so many frames."""
+        return {name: round(1e6 * seconds / max(1, frames), 1) for name, seconds in self.groups.items()}
+
     def others_percent(self, seconds: float) -> int:
         """How much of the machine everything but the groups took for ``seconds``: above 10, figures are rough."""
         cores = os.cpu_count() or 1

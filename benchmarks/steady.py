@@ -10,7 +10,7 @@ of ends reads is measured when the workers have stopped, with frames still endin
 
 Which function of the store has rows read is counted in a phase of its own (`row_meter`). Processor time is apart for
 workers, for their sessions' PostgreSQL backends, for those of the benchmark's own sessions (which end frames and look),
-and for the rest.
+for Redis, and for the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.frame_ends import FrameEnds, RunningProc
 from benchmarks.proc_times import Reading, resident_mb
 from benchmarks.statement_times import StatementTimes, configuration, leave_out
 from benchmarks.stress import ACTIVATE
-from benchmarks.workbench import OUR_SESSIONS, THE_REST, THEIR_SESSIONS, WORKERS, Workbench, code_of, workbench
+from benchmarks.workbench import OUR_SESSIONS, REDIS, THE_REST, THEIR_SESSIONS, WORKERS, Workbench, code_of, workbench
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.insight.audit import run_audit
@@ -108,6 +108,7 @@ class SteadyResult:
     workers_us: float
     their_postgresql_us: float
     ends_postgresql_us: float
+    redis_us: float
     rest_us: float
     memory_mb: int
     layers_known: str
@@ -446,7 +447,7 @@ def _result(
     most = sorted(read_rows.items(), key=lambda part: -part[1])[:6]
     cpu = after.cpu.since(before.cpu)
     window = after.at - before.at
-    micros = {name: spent.per_frame(1e6 * used) for name, used in cpu.groups.items()}
+    micros = cpu.micros(spent.booked)
     shares = ", ".join(f"{name} {100 * used / window:.0f} %" for name, used in cpu.groups.items())
     return SteadyResult(
         phase=f"{phase}{site.code}",
@@ -468,6 +469,7 @@ def _result(
         workers_us=micros[WORKERS],
         their_postgresql_us=micros[THEIR_SESSIONS],
         ends_postgresql_us=micros[OUR_SESSIONS],
+        redis_us=micros[REDIS],
         rest_us=micros[THE_REST],
         memory_mb=after.memory_mb,
         layers_known=after.layers_known,

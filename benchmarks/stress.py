@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from typing import Self, cast
 
 import redis
 from rich.console import Console
 from sqlalchemy import Engine, text
 
-from benchmarks.workbench import Workbench, code_of, workbench
+from benchmarks.proc_times import Reading
+from benchmarks.workbench import REDIS, THEIR_SESSIONS, WORKERS, Workbench, code_of, workbench
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.embedded.farms.stress_farms import StressFarm, drain_farm, remove_stress_farms, saturation_farm
@@ -41,6 +42,8 @@ ENVIRONMENT = {
     "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "5s",
 }
+
+_NEARLY_ALL = 0.99
 
 _PROCS = text("SELECT count(*) FROM proc WHERE pk_show = :show")
 _HAS_COMMIT_TIMES = text("SELECT current_setting('track_commit_timestamp', true) = 'on'")
@@ -81,9 +84,29 @@ _PLACEABLE = text(
 
 
 @dataclass(frozen=True, slots=True)
+class FrameCost:
+    """Processor time in microseconds for each frame booked, from the moment from which the show may be booked to the
+    first look that finds 99 % of the phase's frames booked; None where a phase ends with fewer.
+    ``frames_per_processor_second`` are those of workers, their PostgreSQL backends and Redis together."""
+
+    workers_us: float | None = None
+    their_postgresql_us: float | None = None
+    redis_us: float | None = None
+    frames_per_processor_second: float | None = None
+
+    @classmethod
+    def of(cls, spent: Reading, frames: int) -> Self:
+        micros = spent.micros(frames)
+        parts = micros[WORKERS], micros[THEIR_SESSIONS], micros[REDIS]
+        return cls(*parts, round(1e6 / max(sum(parts), 0.1), 1))
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseResult:
     """One phase's figures. Rates are per second of the span between the first and the last commit; ``seconds_to_99``
-    is from the hand-over to the commit with which 99 % of what was booked at last were."""
+    is from the hand-over to the commit with which 99 % of what was booked at last were.
+
+    Processor time is that of `FrameCost`."""
 
     phase: str
     workers: int
@@ -104,6 +127,10 @@ class PhaseResult:
     redis_commands_per_frame: float
     sql_statements_per_frame: float
     rows_written_per_frame: float
+    workers_us: float | None
+    their_postgresql_us: float | None
+    redis_us: float | None
+    frames_per_processor_second: float | None
     deadlocks: int
     cores_booked: int
     burst_cores: int
@@ -160,7 +187,7 @@ def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console
 
 def drained(result: PhaseResult) -> bool:
     """The goal of a drain phase: nearly every frame is booked."""
-    return result.booked >= 0.99 * result.frames
+    return result.booked >= _NEARLY_ALL * result.frames
 
 
 def _saturated(result: PhaseResult) -> bool:
@@ -183,7 +210,7 @@ def run_phase(
     while (seconds := began - database_clock(bench.engine)) > 0:
         console.print(f"  the show is left alone for {seconds:.1f} s")
         time.sleep(seconds)
-    samples = _watch(bench.engine, farm, console)
+    samples, cost = _watch(bench, farm, console)
     span, timing = _sampled_span(samples), "samples every 50 ms"
     seconds_to_99 = seconds_to(99, samples)
     after = bench.counters()
@@ -231,6 +258,10 @@ def run_phase(
         rows_written_per_frame=round(
             (spent["pg_tup_inserted"] + spent["pg_tup_updated"] + spent["pg_tup_deleted"]) / per_frame, 2
         ),
+        workers_us=cost.workers_us,
+        their_postgresql_us=cost.their_postgresql_us,
+        redis_us=cost.redis_us,
+        frames_per_processor_second=cost.frames_per_processor_second,
         deadlocks=int(spent["pg_deadlocks"]),
         cores_booked=int(cores or 0),
         burst_cores=int(farm.burst_cores),
@@ -272,21 +303,26 @@ def seconds_to(percent: float, counts: Sequence[tuple[float, int]]) -> float:
     return next((at for at, count in counts if count >= wanted), 0.0) if wanted else 0.0
 
 
-def _watch(engine: Engine, farm: StressFarm, console: Console) -> list[tuple[float, int]]:
-    """Follow the proc count until it stalls or everything is booked: seconds since the start, and the count then."""
+def _watch(bench: Workbench, farm: StressFarm, console: Console) -> tuple[list[tuple[float, int]], FrameCost]:
+    """Follow the proc count until it stalls or everything is booked: seconds since the start, and the count then; and
+    what a frame costs."""
     samples: list[tuple[float, int]] = []
+    cost = FrameCost()
+    cpu_before = bench.cpu()
     started, shown = time.monotonic(), -1.0
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while True:
             booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
             now = time.monotonic() - started
             if not samples or booked != samples[-1][1]:
                 samples.append((now, booked))
+                if cost.workers_us is None and booked >= _NEARLY_ALL * farm.frames:
+                    cost = FrameCost.of(bench.cpu().since(cpu_before), booked)
             if now - shown >= 1.0:
                 console.print(f"  {booked} of {farm.frames} booked")
                 shown = now
             if booked >= farm.frames or now - samples[-1][0] > STALL_SECONDS:
-                return samples
+                return samples, cost
             time.sleep(POLL_SECONDS)
 
 

@@ -43,8 +43,9 @@ _NAMES_OF_OTHERS = (APPLICATION_NAME, "opencue-sched-beat")
 WORKERS = "workers"
 THEIR_SESSIONS = "their PostgreSQL"
 OUR_SESSIONS = "PostgreSQL of the benchmark"
+REDIS = "Redis"
 THE_REST = "the rest"
-_REST = ("postgresql", "redis", "beat", BENCHMARK)
+_REST = ("postgresql", "beat", BENCHMARK)
 
 
 @dataclass
@@ -80,9 +81,9 @@ class Workbench:
         return groups
 
     def cpu(self) -> Reading:
-        """CPU seconds so far in four groups, and of the whole machine: of the workers, of the PostgreSQL backends of
-        their sessions, of those of this process's (which end frames), and of the rest: PostgreSQL's other processes,
-        Redis, beat, this process.
+        """CPU seconds so far in five groups, and of the whole machine: of the workers, of the PostgreSQL backends of
+        their sessions, of those of this process's (which end frames), of Redis, and of the rest: PostgreSQL's other
+        processes, beat, this process.
 
         Sessions live as long as their process, so the backends of two readings are the same.
         """
@@ -98,6 +99,7 @@ class Workbench:
             WORKERS: seconds["worker"],
             THEIR_SESSIONS: seconds[THEIR_SESSIONS],
             OUR_SESSIONS: seconds[OUR_SESSIONS],
+            REDIS: seconds["redis"],
             THE_REST: sum(seconds.get(name, 0.0) for name in _REST) - backends,
         }
         return Reading(spent, reading.machine)
