@@ -635,7 +635,7 @@ class BacklogWork:
         reached, left_alone = frozenset(self.tags()), self._left_alone
         for entry in entries:
             if (
-                entry.frames > 0
+                entry.frames > len(entry.in_flight)
                 and not entry.stale
                 and entry.place.tags in reached
                 and (not entry.aside or self._backlog.may_start(entry, self._now))
@@ -773,7 +773,7 @@ class BacklogWork:
     def _is_open(self, entry: _Entry) -> bool:
         """Whether a plan may take frames of the layer; ``_open`` asks the same of many."""
         return (
-            entry.frames > 0
+            entry.frames > len(entry.in_flight)
             and not entry.stale
             and not entry.place.tags.isdisjoint(self._tags)
             and (not entry.aside or self._backlog.may_start(entry, self._now))

@@ -224,3 +224,44 @@ def test_a_new_seat_costs_no_look_at_all_that_waits(backlog: Backlog, under: int
     # then to the host that takes most, and few layers were looked at for that
     assert {proc.host.id for proc in planner.procs()} == {"middle" if under == 3 else "large"}
     assert work.layers <= most
+
+
+def test_what_other_plans_have_in_flight_is_not_looked_at_again() -> None:
+    # given layers of five frames, of which a plan of this process is booking as many as it may
+    backlog = Backlog(lambda: 0.0)
+    rows = [
+        (make_job(f"j{number:03d}", facility_id="fac"), make_layer(f"l{number:03d}", frames=0, waiting_frames=5), "v")
+        for number in range(400)
+    ]
+    backlog.apply(rows, read_at=backlog.instant())
+    pool = CountingPool([make_host(f"h{number:03d}", cores=16, idle_centicores=1600) for number in range(200)])
+    cluster = make_cluster()
+
+    def plan_next() -> tuple[Planner, int]:
+        work = backlog.work([cluster], own=ALL_BUCKETS, now=0.0)
+        snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+        policy = make_policy(max_jobs_per_cluster_pass=400, priority_draw=0.25)
+        planner, reads = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([cluster])), 0
+        while wanted := planner.run():
+            reads += 1
+            backlog.take(planner.procs())
+            for waiting in wanted:
+                frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(5)]
+                backlog.apply_portion(waiting.layer.id, 5, frames, None, read_at=backlog.instant())
+        backlog.take(planner.procs())
+        return planner, reads
+
+    first, first_reads = plan_next()
+    assert first.planned == 1000
+
+    # when a second plan is made meanwhile, then it has the other frames, and asks at most twice as often
+    second, reads = plan_next()
+    assert second.planned == 1000
+    assert {proc.frame.id for proc in first.procs()}.isdisjoint(proc.frame.id for proc in second.procs())
+    assert reads <= 2 * first_reads
+
+    # when a third is made, of which nothing is left, then it asks for nothing, and one search tells what is idle
+    before = pool.searches
+    third, reads = plan_next()
+    assert (third.planned, reads) == (0, 0)
+    assert pool.searches - before <= 1
