@@ -124,8 +124,8 @@ class PassRunner:
         ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken and
         before the commit. ``progress`` is called after each step, none of which takes longer than a commit may.
         ``end`` is called once, with the reports, when other passes over the clusters may begin: during the launch,
-        which can take as long as RQDs do, or during the commit of a plan behind which there is more. Not when an error
-        leaves before that.
+        which can take as long as RQDs do, or when the commit begins of a plan behind which there is more. Not when an
+        error leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -469,14 +469,6 @@ class _Pass:
                 self._roll_back(accepted)
                 raise _ClaimLostError
 
-            # Let the next pass over these clusters begin during the commit when there is more to place right away: what
-            # is booked counts in the ledger, its hosts are taken in the cache, its frames in the backlog.
-            if accepted and any(report.plan and report.plan.full for report in self.reports):
-                self.ended = True
-                for report in self.reports:
-                    report.go_on = True
-                self.end(self.reports)
-
             # 5. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
             if accepted:
@@ -491,6 +483,7 @@ class _Pass:
                         clock=runner.clock,
                         queue=runner.queue,
                         terms=answers.terms,
+                        begins=self._let_the_next_begin,
                     )
                 if result.cancelled:
                     runner.plan_sizes.cancelled(self.report.cluster.shard, len(accepted))
@@ -505,6 +498,20 @@ class _Pass:
         finally:
             self._settle_hosts(planned, result)
             self._settle_frames(planned, result)
+
+    def _let_the_next_begin(self) -> None:
+        """Let the next pass over these clusters begin during the commit when there is more to place right away: what is
+        booked counts in the ledger, its hosts are taken in the cache, its frames in the backlog.
+
+        Not while this plan waits for the commits of others: plans behind it would be booked long before their turn, and
+        the last of them run out of time.
+        """
+        if self.ended or not any(report.plan and report.plan.full for report in self.reports):
+            return
+        self.ended = True
+        for report in self.reports:
+            report.go_on = True
+        self.end(self.reports)
 
     def _settle_hosts(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
         """Give hosts back what was not committed, and tell other processes, since layers may wait for want of just

@@ -193,14 +193,16 @@ def commit_plan(
     clock: Callable[[], float] = time.monotonic,
     queue: CommitQueue | None = None,
     terms: Terms | None = None,
+    begins: Callable[[], None] = lambda: None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
 
     ``caps`` and ``terms`` are those the ledger booked the plan under (``BookAnswers``). ``booked_at`` is ``clock()``
     from before that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
+    ``begins`` is called when the plan's turn in the queue has come, before each of its transactions.
     """
     began = clock() if booked_at is None else booked_at
-    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue(), terms or {})
+    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue(), terms or {}, begins)
     run.commit(procs)
     quarantine(engine, run.result.quarantined, settings)
     return run.result
@@ -233,6 +235,7 @@ class _Commit:
     clock: Callable[[], float]
     queue: CommitQueue
     terms: Terms
+    begins: Callable[[], None]
     result: CommitResult = field(default_factory=CommitResult)
     planned_anew: bool = False
     """Whether the commit was repeated because the plans of its statements were outdated: that is done once."""
@@ -287,6 +290,7 @@ class _Commit:
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
         with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
+            self.begins()
             if self._is_late(_STATEMENTS_BEFORE):  # which says nothing of the size of this plan
                 self.result.lost += [(proc, DatabaseFailure(_TOO_LATE)) for proc in procs]
                 return

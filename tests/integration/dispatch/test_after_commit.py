@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ from sqlalchemy import event, text
 
 from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.commit import CommitQueue
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
@@ -125,6 +127,20 @@ def full_plans_of(frames):
     return patch.object(cluster_pass, "policy_for", lambda *a, **k: replace(policy_for(*a, **k), max_frames=frames))
 
 
+class WatchedQueue(CommitQueue):
+    """Tells that a second commit has asked for its turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self._first = threading.Event(), True
+
+    def on(self, ids, *, wait_seconds):
+        if not self._first:
+            self.asked.set()
+        self._first = False
+        return super().on(ids, wait_seconds=wait_seconds)
+
+
 def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_frames_alone(one, engine, farm, show):
     # given a second layer behind the one that fills a plan
     show, _ = show
@@ -133,24 +149,45 @@ def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_fr
         planted = Farm(connection)
         other = planted.job([LayerSpec(frames=2)], show=show, os=None, priority=1).id
     (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-    between = []
     nothing_committed = {"WAITING": FRAMES + 2}
+    next_passes = ThreadPoolExecutor(1)
+    between = []
 
     def end(reports):
         assert states(engine) == nothing_committed
-        (report,) = one.run([cluster])
-        between.append((reports[0].go_on, report.frames_booked, report.losses))
+        between.append((reports[0].go_on, next_passes.submit(one.run, [cluster])))
 
-    # when a pass ends its claims before its commit, and another one goes through in between
-    with full_plans_of(FRAMES):
+    # when a pass ends its claims before its commit, and another one begins in between
+    with next_passes, full_plans_of(FRAMES):
         (report,) = one.runner.run([cluster], alive=lambda: True, end=end)
 
     # then that one has booked what the first had not, and neither lost anything
-    assert between == [(True, 2, {})]
+    ((goes_on, next_pass),) = between
+    (next_report,) = next_pass.result()
+    assert (goes_on, next_report.frames_booked, next_report.losses) == (True, 2, {})
     assert (report.frames_booked, report.losses) == (FRAMES, {})
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": other}).scalar() == 2
     assert not run_audit(engine, one.client, one.settings).failed
+
+
+def test_no_pass_begins_while_a_full_plan_waits_for_another_commit(one, engine, farm, show):
+    # given a commit of this process that has the host
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    with engine.connect() as connection:
+        host_id = connection.execute(text("SELECT pk_host FROM host")).scalar()
+    queue, ended, passes_under_way = WatchedQueue(), threading.Event(), ThreadPoolExecutor(1)
+    with passes_under_way, full_plans_of(FRAMES):
+        with queue.on({host_id}, wait_seconds=0):
+            # when a plan for the host is full
+            runner = replace(one.runner, queue=queue)
+            under_way = passes_under_way.submit(runner.run, [cluster], alive=lambda: True, end=lambda _: ended.set())
+            assert queue.asked.wait(10)
+            # then other passes begin only when its turn has come
+            assert not ended.is_set()
+        assert ended.wait(10)
+    (report,) = under_way.result()
+    assert (report.frames_booked, report.losses) == (FRAMES, {})
 
 
 def test_hosts_of_what_such_a_commit_loses_are_told_of_as_free(one, engine, farm, show):
