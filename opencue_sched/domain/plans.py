@@ -34,6 +34,11 @@ class Waiting:
     """The least that any frame of the layer takes."""
     place: Place
 
+    @property
+    def unplanned(self) -> int:
+        """How many of them no plan is booking."""
+        return self.frames
+
     @classmethod
     def of(cls, job: Job, layer: Layer) -> Waiting:
         """A layer that waits, as a plan is made from it."""

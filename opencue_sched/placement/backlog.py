@@ -83,6 +83,10 @@ class _Entry(Waiting):
     judged_at: float = -math.inf
     """The moment at which a plan last looked at the layer."""
 
+    @property
+    def unplanned(self) -> int:
+        return self.frames - len(self.in_flight)
+
     def forget_booked(self, read_at: float) -> int:
         """Forget bookings that a read begun at ``read_at`` shows; returns how many are left."""
         self.booked = {frame_id: at for frame_id, at in self.booked.items() if at >= read_at}

@@ -457,7 +457,7 @@ class Planner:
         return reach
 
     def _states_of(self, show: ShowState, waiting: Waiting, frames: Sequence[Frame]) -> list[LayerState]:
-        parts = memory_slices(waiting.layer, frames, waiting.frames)
+        parts = memory_slices(waiting.layer, frames, waiting.unplanned)
         states = [self._state_of(show, waiting, *part) for part in parts]
         show.states[waiting.layer.id] = states
         return states
