@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify
 
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_needs import Search
@@ -81,6 +82,11 @@ class LayerState:
     reason: Refusal | None = None
     """Why the round is over for these frames; None while it is not."""
 
+    def verdict(self, reason: Refusal) -> LayerVerdict:
+        """The verdict on these frames, where ``reason`` is why the others wait."""
+        waiting = self.waiting - self.placed
+        return LayerVerdict(self.job.id, self.layer.id, reason.verdict, self.placed, waiting, reason.detail)
+
 
 @dataclass(slots=True)
 class Reach:
@@ -138,3 +144,9 @@ class ShowState:
         """The cluster for which a layer counts: the first of those that reach it."""
         clusters = self.work.clusters
         return next((cluster for cluster in clusters if not layer.tags.isdisjoint(cluster.tags)), clusters[0])
+
+    def draw_among(self, states: Iterable[LayerState]) -> None:
+        """Let the jobs of these layers be drawn, and no others."""
+        draw = self.work.draw
+        self.drawn = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
+        heapify(self.drawn)

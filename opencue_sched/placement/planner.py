@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heapreplace, nsmallest
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 
 from opencue_sched.domain.caps import Caps, Vertices
@@ -60,8 +60,10 @@ _PORTIONS_AHEAD = 100
 """How many portions are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
 _LAYERS_AHEAD = 400
 """How many layers that come next by rank are looked at for portions to ask for."""
-_DRAWN_AHEAD = 8
+_DRAWN_AHEAD = 100
 """How many jobs that come next by the draw are looked at for portions to ask for."""
+_FRAMES_OF_A_TURN = 5
+"""How many frames a job is taken to start each time it is drawn."""
 _CAPS_AHEAD = 400
 """How many layers have the use of their caps read at once, at most, when a plan comes to one whose use is not known."""
 _NEEDS_TOLD = 16
@@ -142,7 +144,7 @@ class Planner:
                 refused = (state for states in show.states.values() for state in states if state.softly_refused)
                 softly = [state for state in refused if state.frames or not state.all_read]
                 show.rest, show.by_rank = None, deque(softly)
-                show.drawn = _times(show.work.draw, softly)
+                show.draw_among(softly)
                 for state in softly:
                     state.reason = None
             self._round(self._shows)
@@ -308,7 +310,7 @@ class Planner:
                 show.by_rank.extend(states)
             elif show.later:
                 show.by_rank, show.later = show.later, deque()
-                show.drawn = _times(show.work.draw, show.by_rank)
+                show.draw_among(show.by_rank)
             else:
                 return None
         return None
@@ -372,26 +374,39 @@ class Planner:
             self.plans[cluster].full = True
 
     def _look_ahead(self, show: ShowState) -> None:
-        """Choose further layers whose portions will be wanted, so that they are read in one statement."""
-        drawn = nsmallest(_DRAWN_AHEAD, show.drawn or ())
-        coming = chain(
-            (next(iter(show.work.of_job(job_id)), None) for _, job_id in drawn), islice(show.rest or (), _LAYERS_AHEAD)
-        )
+        """Choose further layers whose portions will be wanted, so that they are read in one statement: of the jobs that
+        come next by the draw, and of those that come next by rank."""
         most = self.policy.queue.dispatch_frames_per_layer_limit
         # The shows that go on share what the plan has left.
         shows = sum(other.front is not None or bool(other.wanted) for other in self._shows)
         frames = (min(self.policy.max_frames, self._idle_cores) - self.planned) // max(1, shows)
         frames -= sum(min(waiting.frames, most) for waiting in show.wanted)
+        drawn = frames * self.policy.queue.priority_draw if show.drawn else 0.0
+        self._want(show, self._drawn_next(show), drawn, min(most, _FRAMES_OF_A_TURN))
+        self._want(show, islice(show.rest or (), _LAYERS_AHEAD), frames - drawn, most)
+
+    def _drawn_next(self, show: ShowState) -> Iterator[Waiting]:
+        """The layers of which the jobs that come next by the draw would start frames, one of each job."""
+        for _, job_id in nsmallest(_DRAWN_AHEAD, show.drawn or ()):
+            for waiting in show.work.of_job(job_id):
+                states = show.states.get(waiting.layer.id)
+                if states is None:
+                    yield waiting
+                if states is None or any(state.reason is None for state in states):
+                    break
+
+    def _want(self, show: ShowState, coming: Iterable[Waiting], frames: float, of_each: int) -> None:
+        """Ask for the portions of layers that come next, up to so many frames, of which each layer starts ``of_each``
+        at most."""
         for waiting in coming:
             if frames <= 0 or len(show.wanted) >= _PORTIONS_AHEAD:
                 return
             if (
-                waiting is not None
-                and waiting.layer.id not in show.states
+                waiting.layer.id not in show.states
                 and self._may_find_host(show, waiting)
                 and not self.headroom.is_full(waiting)
             ):
-                frames -= min(waiting.frames, most)
+                frames -= min(waiting.frames, of_each)
                 if not show.work.has_portion(waiting.layer):
                     show.wanted.append(waiting)
 
@@ -519,7 +534,7 @@ class Planner:
     def _verdict(self, parts: Sequence[LayerState]) -> None:
         """One verdict for a layer: that of the part of which most frames wait."""
         full = self._plan_is_full() if self.planned >= self.policy.max_frames else _FLOWING
-        verdicts = [_verdict(state, state.reason or full) for state in parts]
+        verdicts = [state.verdict(state.reason or full) for state in parts]
         verdict = replace(
             max(verdicts, key=attrgetter("waiting")),
             frames=sum(verdict.frames for verdict in verdicts),
@@ -781,15 +796,3 @@ class Planner:
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
         return Refusal(Verdict.OVER_SHARE, detail)
-
-
-def _times(draw: Draw | None, states: Iterable[LayerState]) -> list[tuple[float, str]]:
-    """A heap of the jobs of these layers, by virtual time."""
-    times = [] if draw is None else draw.times({state.job.id: state.job.priority for state in states})
-    heapify(times)
-    return times
-
-
-def _verdict(state: LayerState, reason: Refusal) -> LayerVerdict:
-    waiting = state.waiting - state.placed
-    return LayerVerdict(state.job.id, state.layer.id, reason.verdict, state.placed, waiting, reason.detail)

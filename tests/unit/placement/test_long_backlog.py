@@ -254,7 +254,7 @@ def test_what_other_plans_have_in_flight_is_not_looked_at_again() -> None:
     first, first_reads = plan_next()
     assert first.planned == 1000
 
-    # when a second plan is made meanwhile, then it has the other frames, and asks at most twice as often
+    # when a second plan is made meanwhile, then it has the other frames, and asks for them at most twice as often
     second, reads = plan_next()
     assert second.planned == 1000
     assert {proc.frame.id for proc in first.procs()}.isdisjoint(proc.frame.id for proc in second.procs())
@@ -265,3 +265,39 @@ def test_what_other_plans_have_in_flight_is_not_looked_at_again() -> None:
     third, reads = plan_next()
     assert (third.planned, reads) == (0, 0)
     assert pool.searches - before <= 1
+
+
+def test_a_plan_of_many_small_layers_asks_for_their_frames_a_few_times() -> None:
+    # given room for all, and jobs of a few small layers, a quarter of whose cores are drawn
+    backlog = Backlog(lambda: 0.0)
+    rows = [
+        (
+            make_job(f"j{number:03d}", facility_id="fac", priority=100 + number % 5),
+            make_layer(f"j{number:03d}l{order}", frames=0, waiting_frames=5, dispatch_order=order),
+            "v",
+        )
+        for number in range(300)
+        for order in range(4)
+    ]
+    backlog.apply(rows, read_at=backlog.instant())
+    pool = FrozenPool([make_host(f"h{number:03d}", cores=16, idle_centicores=1600) for number in range(300)])
+    cluster = make_cluster()
+    work = backlog.work([cluster], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+    policy = make_policy(max_jobs_per_cluster_pass=300, priority_draw=0.25)
+    planner = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([cluster]))
+
+    # when a plan is made
+    reads, read = 0, set[str]()
+    while wanted := planner.run():
+        reads += 1
+        read.update(waiting.layer.id for waiting in wanted)
+        backlog.take(planner.procs())
+        for waiting in wanted:
+            frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(5)]
+            backlog.apply_portion(waiting.layer.id, 5, frames, None, read_at=backlog.instant())
+
+    # then it asked a few times, for few more layers than it has frames of
+    assert planner.planned == 1000
+    assert reads <= 5
+    assert len(read) <= 250
