@@ -78,13 +78,21 @@ class HostIndex:
         merged into one order. Lazy: the index must not be changed until the caller has what it wants."""
         # Best fit: the host with the fewest idle of those that do comes first.
         best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation
+        least_level = _gpu_level(need.gpus, need.gpu_memory_kb)
         least_bucket = max(0, need.memory_kb) // self._memory_bucket_kb
-        for level in self._levels.irange(minimum=_gpu_level(need.gpus, need.gpu_memory_kb)):
+        # There are few levels and buckets: to walk over those that are too low takes less time than irange().
+        for level in self._levels:
+            if level < least_level:
+                continue
             by_cores = self._levels[level]
             for cores in by_cores.irange(minimum=need.cores, reverse=not best_cores):
                 by_memory = by_cores[cores]
-                for bucket in by_memory.irange(minimum=least_bucket, reverse=not best_memory):
-                    for host_id, host in by_memory[bucket].items():
+                for bucket in by_memory if best_memory else reversed(by_memory):
+                    if bucket < least_bucket:
+                        continue
+                    hosts = by_memory[bucket]
+                    for host_id in hosts:
+                        host = hosts[host_id]
                         if (
                             host.idle_memory_kb >= need.memory_kb
                             and host.idle_gpus >= need.gpus
