@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
@@ -19,7 +19,8 @@ from typing import Any
 
 import grpc
 import structlog
-from opencue_proto import cue_pb2, report_pb2, report_pb2_grpc
+from google.protobuf.message import Message
+from opencue_proto import report_pb2
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.accounting.ledger import Ledger
@@ -53,6 +54,10 @@ KILL_THREADS = 8
 """How many threads end processes on hosts."""
 
 
+_NOTHING = b""
+"""A message without fields, or with zeros in all of them: the answer to each call that is served."""
+
+
 class NotServed(grpc.GenericRpcHandler):
     """Refuses every call that the handlers before it do not serve, with a remedy.
 
@@ -66,10 +71,7 @@ class NotServed(grpc.GenericRpcHandler):
         """gRPC's hook: the handler of one call."""
         called = handler_call_details.method.strip("/").replace("/", ".")
         if called == "cue.CueInterface.GetSystemStats":
-            return grpc.unary_unary_rpc_method_handler(
-                lambda _request, _context: cue_pb2.CueGetSystemStatsResponse(),
-                response_serializer=cue_pb2.CueGetSystemStatsResponse.SerializeToString,
-            )
+            return grpc.unary_unary_rpc_method_handler(lambda _request, _context: _NOTHING)
         text = (
             f"{called} is not served by opencue-sched's report service, which serves RQDs alone; see opencue-sched "
             "--help (docs/cueadmin.md has the command for each of cueadmin's)"
@@ -77,25 +79,6 @@ class NotServed(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(
             lambda _request, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
         )
-
-
-class OwnThreads(grpc.ServerInterceptor):
-    """Has calls answered by threads of their own: ``pools`` by the path of the call.
-
-    Completions keep their threads until they are committed: status reports, which are answered at once, waited behind
-    them. And a few threads that find the next call when they are done cost less than many that are woken in turn.
-    """
-
-    def __init__(self, pools: Mapping[str, ThreadPoolExecutor]) -> None:
-        self._pools = pools
-
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """gRPC's hook: the handler of one call, made for this call by the interceptor behind."""
-        handler = continuation(handler_call_details)
-        pool = self._pools.get(handler_call_details.method)
-        if handler is not None and pool is not None:
-            handler.unary_unary.experimental_thread_pool = pool
-        return handler
 
 
 LARGEST_REPORT_BYTES = 1024 * 1024
@@ -121,7 +104,9 @@ _CALL_THREADS = 256
 """Completions that wait to be committed, each with a thread: half of them make a batch while the other half is written.
 Threads are made as they are needed."""
 _HOST_REPORT_CALL_THREADS = 2
-_HOST_REPORT_CALLS = ("/report.RqdReportInterface/ReportStatus", "/report.RqdReportInterface/ReportRqdStartup")
+"""Boot and status reports, which are answered at once, have threads of their own: they would wait behind completions.
+And a few threads that find the next call when they are done cost less than many that are woken in turn."""
+_INTERFACE = "report.RqdReportInterface"
 _ANSWER_SECONDS = 20.0
 """How long an RQD waits for the answer that its completion was committed."""
 _STOP_SECONDS = 10.0
@@ -152,7 +137,7 @@ def server_options() -> list[tuple[str, int]]:
     ]
 
 
-class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
+class ReportService:
     """A gRPC server for the three calls of RQD with everything behind it.
 
     The releaser's ``count`` is called for every event (completion_applied, report_refused, ...).
@@ -186,17 +171,12 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
 
     def start(self) -> None:
         """Open the port and begin. Raises SchedulerError when the address cannot be had."""
-        host_reports = ThreadPoolExecutor(_HOST_REPORT_CALL_THREADS, thread_name_prefix="host-report")
         server = grpc.server(
             ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="report"),
-            interceptors=[
-                OwnThreads(dict.fromkeys(_HOST_REPORT_CALLS, host_reports)),
-                UnreadableMessages(self.count, self._clock),
-            ],
             maximum_concurrent_rpcs=MOST_CALLS,
             options=server_options(),
         )
-        report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(self, server)
+        server.add_registered_method_handlers(_INTERFACE, self._handlers())
         server.add_generic_rpc_handlers((NotServed(),))
         address = f"{self._settings.host}:{self._settings.port}"
         try:
@@ -287,9 +267,30 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
 
     # The calls of RQD
 
-    def ReportRunningFrameCompletion(  # noqa: N802
-        self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any
-    ) -> report_pb2.RqdReportRunningFrameCompletionResponse:
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """The handler of each call by its name, made once: gRPC would look for them, and make them, for every call."""
+        messages = UnreadableMessages(self.count, self._clock)
+        host_reports = ThreadPoolExecutor(_HOST_REPORT_CALL_THREADS, thread_name_prefix="host-report")
+
+        def handler(
+            name: str, message: type[Message], take: Callable[[Any, Any], bytes], threads: ThreadPoolExecutor | None
+        ) -> grpc.RpcMethodHandler[bytes, bytes]:
+            answer: Any = messages.read_for(f"/{_INTERFACE}/{name}", message, take)
+            answer.experimental_thread_pool = threads
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+        calls = {
+            "ReportRunningFrameCompletion": (
+                report_pb2.RqdReportRunningFrameCompletionRequest,
+                self._take_completion,
+                None,
+            ),
+            "ReportStatus": (report_pb2.RqdReportStatusRequest, self._take_status, host_reports),
+            "ReportRqdStartup": (report_pb2.RqdReportRqdStartupRequest, self._take_boot, host_reports),
+        }
+        return {name: handler(name, *call) for name, call in calls.items()}
+
+    def _take_completion(self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any) -> bytes:
         """Take the end of a frame; answers once it is committed."""
         report = request.frame_complete_report
         try:
@@ -309,21 +310,17 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             context.abort(grpc.StatusCode.UNAVAILABLE, "PostgreSQL does not answer; the completion is kept for later")
         except Exception as error:
             context.abort(grpc.StatusCode.INTERNAL, f"the completion was refused: {error}")
-        return report_pb2.RqdReportRunningFrameCompletionResponse()
+        return _NOTHING
 
-    def ReportStatus(  # noqa: N802
-        self, request: report_pb2.RqdReportStatusRequest, context: Any
-    ) -> report_pb2.RqdReportStatusResponse:
+    def _take_status(self, request: report_pb2.RqdReportStatusRequest, context: Any) -> bytes:
         """Take a host's regular report; answers before it is handled."""
         self._accept(request.host_report, context, status=request.host_report, received_at=time.monotonic())
-        return report_pb2.RqdReportStatusResponse()
+        return _NOTHING
 
-    def ReportRqdStartup(  # noqa: N802
-        self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
-    ) -> report_pb2.RqdReportRqdStartupResponse:
+    def _take_boot(self, request: report_pb2.RqdReportRqdStartupRequest, context: Any) -> bytes:
         """Take the report of an RQD that has started; answers before it is handled."""
         self._accept(request.boot_report, context, boot=request.boot_report)
-        return report_pb2.RqdReportRqdStartupResponse()
+        return _NOTHING
 
     def _accept(self, report: Any, context: Any, **mail: Any) -> None:
         try:

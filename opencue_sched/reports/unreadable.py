@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 _log = structlog.get_logger(__name__)
 
@@ -18,7 +18,7 @@ _MOST_PEERS = 10_000
 """How many peers are remembered; with more, all are forgotten."""
 
 
-class UnreadableMessages(grpc.ServerInterceptor):
+class UnreadableMessages:
     """Refuses and counts messages that cannot be read, and warns of them once a minute and peer. Left to gRPC, each
     would be a traceback. Thread-safe.
     """
@@ -30,21 +30,20 @@ class UnreadableMessages(grpc.ServerInterceptor):
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """gRPC's hook: the handler of one call, which reads its message here."""
-        handler = continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
-            return handler
+    def read_for(
+        self, call: str, message: type[Message], answer: Callable[[Any, Any], bytes]
+    ) -> Callable[[bytes, Any], bytes]:
+        """A function for gRPC that reads the ``message`` of a call, by its path, and has ``answer`` answer it."""
 
-        def read_and_handle(content: bytes, context: Any) -> Any:
+        def read_and_answer(content: bytes, context: Any) -> bytes:
             try:
-                request = handler.request_deserializer(content)
+                request = message.FromString(content)
             except DecodeError as error:
-                self._tell(context.peer(), handler_call_details.method)
+                self._tell(context.peer(), call)
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be read: {error}")
-            return handler.unary_unary(request, context)
+            return answer(request, context)
 
-        return grpc.unary_unary_rpc_method_handler(read_and_handle, response_serializer=handler.response_serializer)
+        return read_and_answer
 
     def _tell(self, address: str, call: str) -> None:
         self._count("report_unreadable")
