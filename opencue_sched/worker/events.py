@@ -181,9 +181,9 @@ class NotificationListener(PeriodicThread):
 DEBOUNCE_SECONDS = 0.01
 """The time from one sweep for new work to the next: a burst of notifications costs a sweep each hundredth of a
 second."""
-COLLECT_SECONDS = 0.1
+COLLECT_SECONDS = 0.14
 """The time from one sweep for freed hosts to the next that has no other reason. On a full farm, where hosts come free
-all the time, those of a tenth of a second share a sweep, and with it a pass."""
+all the time, those of a seventh of a second share a sweep, and with it a pass."""
 
 
 class Waker(PeriodicThread):
