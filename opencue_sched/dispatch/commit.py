@@ -199,7 +199,8 @@ def commit_plan(
 
     ``caps`` and ``terms`` are those the ledger booked the plan under (``BookAnswers``). ``booked_at`` is ``clock()``
     from before that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
-    ``begins`` is called when the plan's turn in the queue has come, before each of its transactions.
+    ``begins`` is called when the plan's turn in the queue has come, before each of its transactions; not when the
+    wait for that turn was given up.
     """
     began = clock() if booked_at is None else booked_at
     run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue(), terms or {}, begins)
@@ -289,23 +290,25 @@ class _Commit:
         patience = max(0.0, _QUEUE_BEFORE * self.deadline - self._elapsed())
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
-        with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
-            self.begins()
-            if self._is_late(_STATEMENTS_BEFORE):  # which says nothing of the size of this plan
-                self.result.lost += [(proc, DatabaseFailure(_TOO_LATE)) for proc in procs]
-                return
-            with connection.begin() as transaction:
-                committed, lost = self._write(connection, procs)
-                sent_at = self.clock()
-                try:
-                    self._check_time()
-                    transaction.commit()
-                except SQLAlchemyError as error:
-                    if not in_doubt(error):
-                        raise
-                    failure = DatabaseFailure(describe(error), outcome_unknown=True)
-                    self.result.unknown += [(proc, failure) for proc in committed]
-                    committed = []
+        with self.queue.on(locked, wait_seconds=patience) as in_time:
+            if in_time:
+                self.begins()
+            with self.engine.connect() as connection:
+                if self._is_late(_STATEMENTS_BEFORE):  # which says nothing of the size of this plan
+                    self.result.lost += [(proc, DatabaseFailure(_TOO_LATE)) for proc in procs]
+                    return
+                with connection.begin() as transaction:
+                    committed, lost = self._write(connection, procs)
+                    sent_at = self.clock()
+                    try:
+                        self._check_time()
+                        transaction.commit()
+                    except SQLAlchemyError as error:
+                        if not in_doubt(error):
+                            raise
+                        failure = DatabaseFailure(describe(error), outcome_unknown=True)
+                        self.result.unknown += [(proc, failure) for proc in committed]
+                        committed = []
         # Nothing is recorded before the outcome is known: a transaction that failed is repeated, or cut.
         if committed and not self.result.committed:
             self.result.sent_at = sent_at

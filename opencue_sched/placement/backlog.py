@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import md5
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sortedcontainers import SortedKeyList
 
@@ -47,6 +47,15 @@ SET_ASIDE = ("quarantined", "starts_later", "delayed", "failed")
 frames, rows that make no sense."""
 
 
+class _Booked(NamedTuple):
+    """A frame that this process booked."""
+
+    waited_at: float
+    """The instant at which the frame was last known to wait."""
+    committed_at: float
+    """The instant after the commit."""
+
+
 @dataclass(slots=True)
 class _Entry(Waiting):
     """A waiting layer as it was last read, and what this process knows better. Under the backlog's lock."""
@@ -55,16 +64,19 @@ class _Entry(Waiting):
     """The version of the layer's rows, as they were last read."""
     read_at: float
     """The instant at which the read of the layer began: reads that began before do not count."""
+    counted_at: float = -math.inf
+    """The instant at which the read began that told how many frames wait."""
     portion: list[Frame] | None = None
     """The first waiting frames, also those in flight; None where they are to be read."""
     portion_at: float = -math.inf
     """The instant at which the read of the portion began."""
     came_at: dict[str, float] = field(default_factory=dict)
     """Frames of the portion, by id: the instant of the first reading since which every portion has had the frame."""
-    in_flight: set[str] = field(default_factory=set)
-    """Frames (ids) that a plan took and whose outcome is not known."""
-    booked: dict[str, float] = field(default_factory=dict)
-    """Frames that this process booked, by id: the instant after the commit. Reads that began before may show them."""
+    in_flight: dict[str, float] = field(default_factory=dict)
+    """Frames that a plan took and whose outcome is not known, by id: the instant at which the frame was last known to
+    wait. A later count may have been made after the commit, before the pass has told of it: then they are not in it."""
+    booked: dict[str, _Booked] = field(default_factory=dict)
+    """Frames that this process booked, by id. Reads that began before the commit was over may show them."""
     taken: dict[str, float] = field(default_factory=dict)
     """Frames of which another process has the permits, by id: the moment until which they are left to that process."""
     used_at: float = -math.inf
@@ -85,11 +97,14 @@ class _Entry(Waiting):
 
     @property
     def unplanned(self) -> int:
-        return self.frames - len(self.in_flight)
+        # Rather too many than too few: of frames that are not there the next read of the portion says so. Copied in one
+        # step, because plans ask without the lock.
+        known_to_wait = list(self.in_flight.values())
+        return self.frames - sum(waited_at >= self.counted_at for waited_at in known_to_wait)
 
     def forget_booked(self, read_at: float) -> int:
         """Forget bookings that a read begun at ``read_at`` shows; returns how many are left."""
-        self.booked = {frame_id: at for frame_id, at in self.booked.items() if at >= read_at}
+        self.booked = {frame_id: frame for frame_id, frame in self.booked.items() if frame.committed_at >= read_at}
         return len(self.booked)
 
 
@@ -321,6 +336,9 @@ class Backlog:
             # now, more frames are usable than a portion may have.
             entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
+            for frame in frames:
+                if frame.id in entry.in_flight:
+                    entry.in_flight[frame.id] = read_at  # not committed when these were counted
             entry.came_at = {frame.id: entry.came_at.get(frame.id, read_at) for frame in entry.portion}
             if not frames and back_in is not None:
                 entry.back_at = now + back_in
@@ -447,10 +465,11 @@ class Backlog:
     def take(self, procs: Iterable[PlannedProc]) -> None:
         """Note that these frames are planned: no other plan of this process takes them until ``settle``."""
         with self._lock:
+            instant = self.instant()
             for proc in procs:
                 entry = self._entries.get(proc.layer.id)
                 if entry is not None:
-                    entry.in_flight.add(proc.frame.id)
+                    entry.in_flight[proc.frame.id] = instant
 
     def settle(
         self,
@@ -471,14 +490,15 @@ class Backlog:
                 entry = self._entries.get(proc.layer.id)
                 if entry is None:
                     continue
-                entry.in_flight.discard(proc.frame.id)
+                waited_at = entry.in_flight.pop(proc.frame.id, -math.inf)
                 if proc.proc_id in booked or proc.proc_id in taken:
                     if entry.portion is not None:
                         entry.portion = [frame for frame in entry.portion if frame.id != proc.frame.id]
-                    entry.frames -= 1
+                    if waited_at >= entry.counted_at:  # or the count may be without the frame as it is
+                        entry.frames -= 1
                     entry.used_at = instant
                     if proc.proc_id in booked:
-                        entry.booked[proc.frame.id] = instant
+                        entry.booked[proc.frame.id] = _Booked(waited_at, instant)
                     else:
                         entry.taken[proc.frame.id] = instant + self._portion_seconds
                     if entry.frames <= 0:
@@ -552,7 +572,9 @@ class Backlog:
 
     def _count(self, entry: _Entry, waiting: int, read_at: float) -> None:
         """Take over how many frames wait, less those booked that the read cannot know of."""
-        entry.frames = waiting - entry.forget_booked(read_at)
+        entry.forget_booked(read_at)
+        entry.frames = waiting - sum(frame.waited_at >= read_at for frame in entry.booked.values())
+        entry.counted_at = read_at
 
     def _forget(self, layer_id: str, read_at: float) -> None:
         """Drop a layer that a read which began at ``read_at`` did not find, or whose rows it found to make no sense."""
@@ -639,7 +661,8 @@ class BacklogWork:
         reached, left_alone = frozenset(self.tags()), self._left_alone
         for entry in entries:
             if (
-                entry.frames > len(entry.in_flight)
+                entry.frames > 0
+                and (not entry.in_flight or entry.unplanned > 0)
                 and not entry.stale
                 and entry.place.tags in reached
                 and (not entry.aside or self._backlog.may_start(entry, self._now))
@@ -758,7 +781,7 @@ class BacklogWork:
         """Whether the portion may be used: it is not too old, and not used up where more frames wait."""
         if entry.portion is None or self._backlog._clock() - entry.portion_at > self._backlog._portion_seconds:
             return False
-        if entry.portion_at >= entry.used_at or entry.frames <= len(entry.in_flight):
+        if entry.portion_at >= entry.used_at or entry.unplanned <= 0:
             return True
         return not all(frame.id in entry.in_flight for frame in entry.portion)
 
@@ -777,7 +800,7 @@ class BacklogWork:
     def _is_open(self, entry: _Entry) -> bool:
         """Whether a plan may take frames of the layer; ``_open`` asks the same of many."""
         return (
-            entry.frames > len(entry.in_flight)
+            entry.unplanned > 0
             and not entry.stale
             and not entry.place.tags.isdisjoint(self._tags)
             and (not entry.aside or self._backlog.may_start(entry, self._now))

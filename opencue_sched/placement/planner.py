@@ -229,7 +229,7 @@ class Planner:
                     # The same of all, and in each plan while a farm fills: only what hosts of its tags lack is found.
                     layer = waiting.layer
                     self._reach(show, layer.tags)
-                    verdict = LayerVerdict(waiting.job.id, layer.id, full.verdict, 0, waiting.frames, full.detail)
+                    verdict = LayerVerdict(waiting.job.id, layer.id, full.verdict, 0, waiting.unplanned, full.detail)
                     self.plans[show.cluster_of(layer)].verdicts.append(verdict)
                 else:
                     for state in self._states_of(show, waiting, frames=()):

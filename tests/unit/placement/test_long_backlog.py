@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from opencue_sched.domain.caps import Seats
 from opencue_sched.domain.jobs import Frame
-from opencue_sched.domain.plans import Snapshot, Waiting
+from opencue_sched.domain.plans import PlannedProc, Snapshot, Waiting
 from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.backlog import JUDGED_PER_PLAN, Backlog
@@ -301,3 +301,57 @@ def test_a_plan_of_many_small_layers_asks_for_their_frames_a_few_times() -> None
     assert planner.planned == 1000
     assert reads <= 5
     assert len(read) <= 250
+
+
+@pytest.mark.parametrize("counted", ["before the commit is told of", "with the frames in flight", "after it"])
+def test_frames_counted_while_a_commit_is_not_told_of_are_planned(counted: str) -> None:
+    # given a layer of 60 frames, of which one plan has 25 and a second one 15
+    backlog, left = Backlog(lambda: 0.0), [Frame(f"f{number}", "", number, 0) for number in range(60)]
+    rows = [(make_job("job", facility_id="fac"), make_layer("layer", frames=0, waiting_frames=60), "v")]
+    backlog.apply(rows, read_at=backlog.instant())
+    pool = CountingPool([make_host(f"h{number:02d}", cores=16, idle_centicores=1600) for number in range(60)])
+
+    def plan_next(most: int, *, told: Callable[[], object] = bool) -> list[PlannedProc]:
+        work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+        snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+        planner = Planner(snapshot, pool, make_policy(max_frames=most), counting_ids(), idle_cores=960)
+        for _ in range(40):
+            wanted = planner.run()
+            backlog.take(planner.procs())
+            for waiting in wanted:
+                read_at, most_frames = backlog.instant(), backlog.portion_sizes([waiting])["layer"]
+                frames, count = left[:most_frames], len(left)
+                told()
+                backlog.apply_portion("layer", count, frames, None, read_at=read_at)
+            if not wanted:
+                return planner.procs()
+        raise AssertionError("the plan asks for the same portion for ever")
+
+    first, second = plan_next(25), plan_next(15)
+    assert (len(first), len(second)) == (25, 15)
+
+    # when the first is committed, and a third plan is made before or while its pass tells of that
+    to_tell = [first]
+
+    def tell_first() -> None:
+        for procs in to_tell[:]:
+            backlog.settle(procs, booked={proc.proc_id for proc in procs})
+            to_tell.remove(procs)
+
+    if counted == "with the frames in flight":
+        backlog.apply_counts({"layer": 60}, read_at=backlog.instant())
+    committed = {proc.frame.id for proc in first}
+    left[:] = [frame for frame in left if frame.id not in committed]
+    if counted == "after it":
+        tell_first()
+    third = plan_next(1000, told=tell_first if counted != "before the commit is told of" else bool)
+
+    # then that has all that nobody else plans, and once all is told nothing is left
+    others = committed | {proc.frame.id for proc in second}
+    assert {proc.frame.id for proc in third} == {f"f{number}" for number in range(60)} - others
+    tell_first()
+    for procs in (second, third):
+        backlog.settle(procs, booked={proc.proc_id for proc in procs})
+    left.clear()
+    assert plan_next(1000) == []
+    assert list(backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)) == []
