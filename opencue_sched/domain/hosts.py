@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opencue_sched.domain.states import ThreadMode
@@ -25,6 +25,16 @@ class Resources:
             and self.memory_kb >= other.memory_kb
             and self.gpus >= other.gpus
             and self.gpu_memory_kb >= other.gpu_memory_kb
+        )
+
+    @classmethod
+    def least(cls, needs: Sequence[Resources]) -> Resources:
+        """The least that one of ``needs``, of which there is at least one, has of each amount."""
+        return cls(
+            min([need.cores for need in needs]),
+            min([need.memory_kb for need in needs]),
+            min([need.gpus for need in needs]),
+            min([need.gpu_memory_kb for need in needs]),
         )
 
 

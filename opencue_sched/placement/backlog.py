@@ -144,7 +144,7 @@ class _Show:
             order.add(entry)
         self.tags[tags] += 1
         least = self.least.get(tags)
-        self.least[tags] = entry.need if least is None else _least_of(least, entry.need)
+        self.least[tags] = entry.need if least is None else Resources.least((least, entry.need))
         self.judged[layer_id] = None
         self.judged.move_to_end(layer_id, last=False)
 
@@ -176,7 +176,7 @@ class _Show:
             found = {}
             for entry in self.by_job.get(job_id, {}).values():
                 least = found.get(entry.place.tags)
-                found[entry.place.tags] = entry.need if least is None else _least_of(least, entry.need)
+                found[entry.place.tags] = entry.need if least is None else Resources.least((least, entry.need))
             # A plan may ask for a job that has gone meanwhile: nobody would forget it again.
             if job_id in self.by_job:
                 self.job_least[job_id] = found
@@ -235,15 +235,6 @@ _LEAST = Resources(cores=1, memory_kb=0)
 
 def _failed(bad_layer: BadLayer) -> LayerVerdict:
     return LayerVerdict(bad_layer.job_id, bad_layer.layer_id, Verdict.FAILED, 0, bad_layer.waiting, bad_layer.why)
-
-
-def _least_of(one: Resources, other: Resources) -> Resources:
-    return Resources(
-        min(one.cores, other.cores),
-        min(one.memory_kb, other.memory_kb),
-        min(one.gpus, other.gpus),
-        min(one.gpu_memory_kb, other.gpu_memory_kb),
-    )
 
 
 class Backlog:
@@ -490,7 +481,7 @@ class Backlog:
                 entry = self._entries.get(proc.layer.id)
                 if entry is None:
                     continue
-                waited_at = entry.in_flight.pop(proc.frame.id, -math.inf)
+                waited_at = entry.in_flight.pop(proc.frame.id, entry.portion_at)
                 if proc.proc_id in booked or proc.proc_id in taken:
                     if entry.portion is not None:
                         entry.portion = [frame for frame in entry.portion if frame.id != proc.frame.id]
@@ -743,12 +734,7 @@ class BacklogWork:
         if not needs:  # another thread may have forgotten the last of these layers since the plan came to it
             return _LEAST
         # Asked for each set of tags that a plan comes to, so it makes one object and not one for each of the needs.
-        return Resources(
-            min([need.cores for need in needs]),
-            min([need.memory_kb for need in needs]),
-            min([need.gpus for need in needs]),
-            min([need.gpu_memory_kb for need in needs]),
-        )
+        return Resources.least(needs)
 
     def portion(self, layer: Layer) -> Sequence[Frame] | None:
         with self._backlog._lock:
