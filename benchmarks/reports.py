@@ -3,8 +3,8 @@
 The memory of running frames moves from report to report. Four questions: a status report of every host, flat out, until
 all of them are handled; status reports beside completions, at the rates of a farm of ten thousand hosts; the ends of
 all frames that are left, flat out, each answered when it is committed; and how long it takes until every host is heard
-again after the service was started anew. One thread of this process sends what the RQDs say, by their connections
-(`rqd_calls`).
+again after the service was started anew. The RQDs are threads of this process; each sends one report after the other
+and waits for its answer.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import resource
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from opencue_proto import report_pb2
+import grpc
+from opencue_proto import report_pb2, report_pb2_grpc
 from rich.console import Console
 from sqlalchemy import text
 
 from benchmarks.figures import Spread
 from benchmarks.proc_times import Reading, read, resident_mb
-from benchmarks.rqd_calls import Calls, RqdCall, RqdConnections
 from benchmarks.statement_times import configuration
 from benchmarks.workbench import Workbench, code_of, workbench
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
@@ -51,7 +54,6 @@ _AGE_SECONDS = 0.1
 _HOST_MEMORY_KB = 64 * 1024 * 1024
 _DESCRIPTORS_BESIDE = 200
 _SERVICE = "report-service"
-_INTERFACE = "/report.RqdReportInterface"
 _STATEMENTS = text(
     """
     SELECT CAST(sum(calls) AS float8) AS statements, sum(total_plan_time) AS planning,
@@ -95,10 +97,10 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Rqd:
-    """A host, the number of its connection, and the (proc, frame) ids that run there."""
+    """A host, its connection, and the (proc, frame) ids that run there."""
 
     host: HostIds
-    connection: int
+    stub: Any
     runs: Sequence[tuple[str, str]]
     reported: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -113,19 +115,18 @@ class _Rqd:
             free_mcp=_HOST_MEMORY_KB,
         )
 
-    def report(self) -> RqdCall:
-        """A status report with every frame, each with more memory than in the last."""
+    def report(self) -> None:
+        """Send a status report with every frame, each with more memory than in the last."""
         number = next(self.reported)
         frames = [self._frame(proc_id, frame_id, number) for proc_id, frame_id in self.runs]
         report = report_pb2.HostReport(host=self.render_host(), frames=frames)
-        request = report_pb2.RqdReportStatusRequest(host_report=report)
-        return RqdCall(self.connection, f"{_INTERFACE}/ReportStatus", request.SerializeToString())
+        self.stub.ReportStatus(report_pb2.RqdReportStatusRequest(host_report=report), timeout=60, wait_for_ready=True)
 
-    def end(self, run: tuple[str, str]) -> RqdCall:
-        """The end of a frame."""
+    def end(self, run: tuple[str, str]) -> None:
+        """Send the end of a frame."""
         report = report_pb2.FrameCompleteReport(host=self.render_host(), frame=self._frame(*run, 1), run_time=60)
         request = report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=report)
-        return RqdCall(self.connection, f"{_INTERFACE}/ReportRunningFrameCompletion", request.SerializeToString())
+        self.stub.ReportRunningFrameCompletion(request, timeout=60, wait_for_ready=True)
 
     def _frame(self, proc_id: str, frame_id: str, number: int) -> report_pb2.RunningFrameInfo:
         rss = 100_000 + 1_000 * number
@@ -160,22 +161,25 @@ def run_reports(*, hosts: int, rounds: int, base: str | None, console: Console) 
 def _round(hosts: int, code: Path | None) -> dict[str, _Round]:
     with (
         workbench({}, configuration=configuration(), code=code) as bench,
-        _connected(bench, hosts) as (port, made, connections),
+        _connected(bench, hosts) as (port, made, stubs),
     ):
         ledger = make_ledger(bench.engine, bench.client, owner="benchmark", accounting=Accounting())
         ensure_bootstrapped(bench.engine, ledger, wait_age=_AGE_SECONDS)
-        rqds = _start_frames(bench, made)
+        rqds = _start_frames(bench, made, stubs)
         recompute(bench.engine, ledger, age_seconds=_AGE_SECONDS)
         # What a service, or a table, does for the first time is not measured.
-        _send(bench, connections, [rqd.report() for rqd in rqds], _REPORTS_AT_ONCE)
+        _send(bench, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)
         counts = _Counts(bench)
-        reports = [rqd.report() for rqd in rqds]
-        rounds = {STATUS_REPORTS: _measure(bench, counts, connections, reports, _REPORTS_AT_ONCE)}
-        ends = [rqd.end(run) for rqd in rqds for run in rqd.runs]
-        rounds |= _measure_both(bench, counts, connections, rqds, ends[: len(ends) // 2])
-        rounds[COMPLETIONS] = _measure(bench, counts, connections, ends[len(ends) // 2 :], _ENDS_AT_ONCE)
+        rounds = {STATUS_REPORTS: _measure(bench, counts, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)}
+        ends = [_ending(rqd, run) for rqd in rqds for run in rqd.runs]
+        rounds |= _measure_both(bench, counts, rqds, ends[: len(ends) // 2])
+        rounds[COMPLETIONS] = _measure(bench, counts, ends[len(ends) // 2 :], _ENDS_AT_ONCE)
         rounds[AGAIN] = _measure_restart(bench, port, rqds)
     return rounds
+
+
+def _ending(rqd: _Rqd, run: tuple[str, str]) -> Callable[[], None]:
+    return lambda: rqd.end(run)
 
 
 def _allow_descriptors(hosts: int) -> None:
@@ -187,7 +191,7 @@ def _allow_descriptors(hosts: int) -> None:
 
 
 @contextlib.contextmanager
-def _connected(bench: Workbench, hosts: int) -> Iterator[tuple[int, list[HostIds], RqdConnections]]:
+def _connected(bench: Workbench, hosts: int) -> Iterator[tuple[int, list[HostIds], list[Any]]]:
     """The port of a report service, hosts, and a connection for each of them that the service answers on."""
     port = free_port()
     bench.metrics_ports[_SERVICE] = free_port()
@@ -196,8 +200,12 @@ def _connected(bench: Workbench, hosts: int) -> Iterator[tuple[int, list[HostIds
         if configuration():
             connection.execute(text("CREATE EXTENSION pg_stat_statements"))
         made = Farm(connection).hosts(HostSpec(f"reports{number}", memory_gb=63.5) for number in range(hosts))
-    with contextlib.closing(RqdConnections(port, hosts)) as connections:
-        yield port, made, connections
+    with contextlib.ExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 5_000)]
+        channels = [stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=options)) for _ in made]
+        for ready in [grpc.channel_ready_future(channel) for channel in channels]:
+            ready.result(timeout=60)
+        yield port, made, [report_pb2_grpc.RqdReportInterfaceStub(channel) for channel in channels]
 
 
 def _start_service(bench: Workbench, port: int, name: str = _SERVICE) -> None:
@@ -208,14 +216,14 @@ def _start_service(bench: Workbench, port: int, name: str = _SERVICE) -> None:
     )
 
 
-def _start_frames(bench: Workbench, hosts: Sequence[HostIds]) -> list[_Rqd]:
+def _start_frames(bench: Workbench, hosts: Sequence[HostIds], stubs: Sequence[Any]) -> list[_Rqd]:
     with bench.engine.begin() as connection:
         farm = Farm(connection)
         frames = farm.jobs([JobSpec([LayerSpec(frames=FRAMES_OF_EACH * len(hosts))], show=farm.show())])[0].frames
         rqds = []
-        for number, host in enumerate(hosts):
+        for number, (host, stub) in enumerate(zip(hosts, stubs, strict=True)):
             here = frames[number * FRAMES_OF_EACH : (number + 1) * FRAMES_OF_EACH]
-            rqds.append(_Rqd(host, number, list(zip(farm.run(here, host), here, strict=True))))
+            rqds.append(_Rqd(host, stub, list(zip(farm.run(here, host), here, strict=True))))
         connection.execute(text("ANALYZE"))
     return rqds
 
@@ -241,61 +249,95 @@ class _Counts:
         return counts
 
 
-def _send(bench: Workbench, connections: RqdConnections, sends: Sequence[RqdCall], at_once: int) -> list[float]:
+def _send(bench: Workbench, sends: Sequence[Callable[[], None]], at_once: int) -> list[float]:
     """Send it all, so many hosts at once, and wait until the service has counted as many events; how long each answer
     took."""
     handled_before = _handled(bench)
-    calls = Calls(iter(sends), at_once)
-    connections.send(calls)
+    with ThreadPoolExecutor(at_once) as senders:
+        answers = list(senders.map(_timed, sends))
     _wait_for(bench, handled_before + len(sends))
-    return calls.answers
+    return answers
 
 
-def _measure(
-    bench: Workbench, counts: _Counts, connections: RqdConnections, sends: Sequence[RqdCall], at_once: int
-) -> _Round:
+def _measure(bench: Workbench, counts: _Counts, sends: Sequence[Callable[[], None]], at_once: int) -> _Round:
     processes = bench.processes()
     cpu_before, began = read(processes), time.monotonic()
-    answers = _send(bench, connections, sends, at_once)
+    answers = _send(bench, sends, at_once)
     seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
     memory = resident_mb(processes[_SERVICE][0])
     return _Round(len(sends), seconds, 1000 * median(answers), cpu, counts.since_last(), memory)
 
 
 def _measure_both(
-    bench: Workbench, counts: _Counts, connections: RqdConnections, rqds: Sequence[_Rqd], ends: Iterable[RqdCall]
+    bench: Workbench, counts: _Counts, rqds: Sequence[_Rqd], ends: Sequence[Callable[[], None]]
 ) -> dict[str, _Round]:
     """Send completions at their rate, and status reports of one host after the other at theirs meanwhile."""
     processes, handled_before = bench.processes(), _handled(bench)
     cpu_before, began = read(processes), time.monotonic()
-    ended = Calls(iter(ends), _ENDS_AT_ONCE, COMPLETIONS_A_SECOND)
-    reports = (rqd.report() for rqd in itertools.takewhile(lambda _: not ended.over, itertools.cycle(rqds)))
-    reported = Calls(reports, _REPORTS_AT_ONCE, STATUSES_A_SECOND)
-    connections.send(ended, reported)
+    over = threading.Event()
+
+    def reports() -> Iterator[Callable[[], None]]:
+        for rqd in itertools.cycle(rqds):
+            if over.is_set():
+                break
+            yield rqd.report
+
+    with ThreadPoolExecutor(2) as both:
+        statuses = both.submit(_paced, reports(), STATUSES_A_SECOND, _REPORTS_AT_ONCE)
+        ended = _paced(ends, COMPLETIONS_A_SECOND, _ENDS_AT_ONCE)
+        over.set()
+        reported = statuses.result()
     sent = time.monotonic() - began
-    _wait_for(bench, handled_before + ended.sent + reported.sent, at_most=True)
+    _wait_for(bench, handled_before + len(ended) + len(reported), at_most=True)
     cpu, counted = read(processes).since(cpu_before), counts.since_last()
     memory = resident_mb(processes[_SERVICE][0])
-
-    def measured(calls: Calls) -> _Round:
-        return _Round(calls.sent, sent, 1000 * median(calls.answers), cpu, counted, memory)
-
-    return {f"{STATUS_REPORTS}, of both": measured(reported), f"{COMPLETIONS}, of both": measured(ended)}
+    return {
+        f"{STATUS_REPORTS}, of both": _Round(len(reported), sent, 1000 * median(reported), cpu, counted, memory),
+        f"{COMPLETIONS}, of both": _Round(len(ended), sent, 1000 * median(ended), cpu, counted, memory),
+    }
 
 
 def _measure_restart(bench: Workbench, port: int, rqds: Sequence[_Rqd]) -> _Round:
-    """Stop the service and start it again on the same port; every host then connects anew and reports."""
-    reports = [rqd.report() for rqd in rqds]
+    """Stop the service and start it again on the same port; every host then reports."""
     bench.fleet.stop(_SERVICE)
     began = time.monotonic()
     _start_service(bench, port, f"{_SERVICE}2")
     processes = bench.processes()
     cpu_before = read(processes)
-    with contextlib.closing(RqdConnections(port, len(rqds))) as connections:
-        answers = _send(bench, connections, reports, _REPORTS_AT_ONCE)
+    answers = _send(bench, [rqd.report for rqd in rqds], _REPORTS_AT_ONCE)
     seconds, cpu = time.monotonic() - began, read(processes).since(cpu_before)
     memory = resident_mb(processes[_SERVICE][0])
     return _Round(len(rqds), seconds, 1000 * median(answers), cpu, Counter(), memory)
+
+
+def _paced(sends: Any, rate: float, at_once: int) -> list[float]:
+    """Send so many a second, or as many as are answered with so many at once; how long each answer took."""
+    began = time.monotonic()
+
+    def all_sends() -> Iterator[Callable[[], None]]:
+        for number, send in enumerate(sends):
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+            yield send
+
+    waiting, lock = all_sends(), threading.Lock()
+
+    def sender() -> list[float]:
+        answers: list[float] = []
+        while True:
+            with lock:
+                send = next(waiting, None)
+            if send is None:
+                return answers
+            answers.append(_timed(send))
+
+    with ThreadPoolExecutor(at_once) as senders:
+        return [seconds for found in [senders.submit(sender) for _ in range(at_once)] for seconds in found.result()]
+
+
+def _timed(send: Callable[[], None]) -> float:
+    began = time.monotonic()
+    send()
+    return time.monotonic() - began
 
 
 def _wait_for(bench: Workbench, handled: float, *, at_most: bool = False) -> None:
