@@ -60,6 +60,7 @@ _POLL_SECONDS = 0.02
 _WARM_UP_PART, _MEASURED_PART = 0.2, 0.6
 """Of the frames that wait on the smallest farm, those booked before the reading begins, and during it."""
 _LAUNCH_SECONDS = 0.4
+"""The pause between two looks whether all that was booked is launched."""
 _CORES_LEFT = 16
 """Cores of a burst that no frame may fit into any more."""
 REREADS = "hosts.fetch_buckets"

@@ -44,6 +44,7 @@ ENVIRONMENT = {
 }
 
 _NEARLY_ALL = 0.99
+"""The part of a drain's frames with which it counts as done."""
 
 _PROCS = text("SELECT count(*) FROM proc WHERE pk_show = :show")
 _HAS_COMMIT_TIMES = text("SELECT current_setting('track_commit_timestamp', true) = 'on'")

@@ -124,8 +124,8 @@ class PassRunner:
         ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken and
         before the commit. ``progress`` is called after each step, none of which takes longer than a commit may.
         ``end`` is called once, with the reports, when other passes over the clusters may begin: during the launch,
-        which can take as long as RQDs do, or when the commit begins of a plan behind which there is more. Not when an
-        error leaves before that.
+        which can take as long as RQDs do, or as the commit of a full plan begins whose turn has come in time. Not when
+        an error leaves before that.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.

@@ -36,7 +36,7 @@ class Waiting:
 
     @property
     def unplanned(self) -> int:
-        """How many of them no plan is booking."""
+        """How many of the frames no plan of this process is booking: rather too many where that is not known."""
         return self.frames
 
     @classmethod
