@@ -32,6 +32,7 @@ from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, Pres
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings, get_settings
+from opencue_sched.signals import StopOrder
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
@@ -51,7 +52,7 @@ FUTURE_SECONDS = 5.0
 between the two servers of a failover."""
 
 
-def make_gate(settings: Settings) -> LeaderGate:
+def make_gate(settings: Settings, *, clock: Callable[[], float] = boot_clock) -> LeaderGate:
     """The leader gate of a beat process, with its fence kept in PostgreSQL."""
     coordination = settings.coordination
     return LeaderGate(
@@ -61,6 +62,7 @@ def make_gate(settings: Settings) -> LeaderGate:
         retry_seconds=coordination.retry_interval,
         quiet_seconds=coordination.lease_ttl if coordination.handover == "conservative" else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
+        clock=clock,
     )
 
 
@@ -88,6 +90,8 @@ class LeaderScheduler(Scheduler):
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
         self.census: FleetCensus | None = None
+        self.stop_order: StopOrder | None = None
+        """The order to stop this beat; None before the beat has started, and where only the schedule is read."""
         self._serves = False
         """Whether metrics and probes are served."""
         self._refresh_at = 0.0
@@ -101,7 +105,12 @@ class LeaderScheduler(Scheduler):
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
-        """Fire what is due, if this beat leads; returns seconds until it wants to be called again."""
+        """Fire what is due, if this beat leads; returns seconds until it wants to be called again.
+
+        With a stop order the tick waits these seconds itself, since Celery's sleep would not end when the order comes,
+        and raises SystemExit when it does, upon which Celery closes this scheduler. A tick under way ends first: with
+        stores that do not answer that takes as long as their clients wait (clients.redis_client, celeryconfig).
+        """
         PULSE.beat()
         try:
             gate = self._opened()
@@ -114,7 +123,11 @@ class LeaderScheduler(Scheduler):
         if trouble is not None:
             error = describe_failure(trouble, get_settings())
             self._log_again(log.warning, "beat_cannot_reach_its_stores", type(trouble), error=error)
-        return wait
+        if self.stop_order is None:
+            return wait
+        if self.stop_order.wait(wait):
+            raise SystemExit
+        return 0.0
 
     def _lead(self, gate: LeaderGate) -> float:
         """Fire what is due; returns seconds until the next look."""

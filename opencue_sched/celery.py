@@ -11,11 +11,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -36,7 +36,7 @@ from opencue_sched.errors import InvalidInput, NotReady, SchedulerError, TakesNo
 from opencue_sched.insight.health import check_for_beat, failure_lines, is_wrong_configuration
 from opencue_sched.page.flower import guard_start
 from opencue_sched.settings import get_settings
-from opencue_sched.signals import end_by_sigterm_as_first_process
+from opencue_sched.signals import StopOrder, end_by_sigterm_as_first_process
 from opencue_sched.standard_streams import open_closed_streams
 from opencue_sched.worker import control as _our_commands  # noqa: F401 - workers, and `celery control`, have them by this
 from opencue_sched.worker.logs import configure_logging, install_level_signals
@@ -45,6 +45,8 @@ from opencue_sched.worker.task import process_of
 
 if TYPE_CHECKING:
     from celery.apps.beat import Beat as BeatProgram
+
+    from opencue_sched.worker.process import Process
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +77,14 @@ class SchedulerApp(Celery):
 
     loader_cls = "opencue_sched.worker.loader:Loader"
     events_cls = "opencue_sched.worker.task_events:HeardEventsOnly"
+
+    @cached_property
+    def process(self) -> Process:
+        """What this process has open. A worker makes it when it starts; beats and clients never ask for it, and do
+        without the modules behind it."""
+        from opencue_sched.worker.process import Process
+
+        return Process(get_settings(), self)
 
     @property
     def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name
@@ -258,15 +268,15 @@ def sleep_unless_stopped(seconds: float) -> None:
 def _beat_starts(sender: Any, **_: Any) -> None:
     """Check the stores when a beat starts, as a worker does; for a store that is lost later the beat waits.
 
-    SIGHUP ends a beat as SIGTERM does, unless it is ignored (by nohup).
+    A signal to stop ends the beat between two ticks from now on. Celery's own handler, which serves until then, would
+    hand over within a tick, and wait for ever for a lock that the tick holds.
     """
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     try:
         check_for_beat(get_settings())
         sender.scheduler.serve()
     except (SchedulerError, RedisError, SQLAlchemyError) as error:
         _refuse(error)
+    sender.scheduler.stop_order = StopOrder()
 
 
 app.steps["worker"].add(ProcessStep)

@@ -190,7 +190,7 @@ class Queue(_Section):
     active_scan_interval: Seconds = Field(
         2.0,
         description="Seconds between sweeps when no event asks for one. A worker scans the database for what waits "
-        "in one of them in ten seconds.",
+        "in those that read the clusters again.",
     )
     stream: Stream = Field(default_factory=Stream)
     max_jobs_per_cluster_pass: int = Field(

@@ -1,11 +1,38 @@
-"""The signal to stop, for a process that is the first of a container."""
+"""The signals to stop: how a service takes them, and how the first process of a container does before it is one."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from queue import Empty, SimpleQueue
 from typing import NoReturn
+
+
+class StopOrder:
+    """The order to stop, which SIGTERM, SIGINT and SIGHUP give from now on; SIGHUP only where it is not ignored (by
+    nohup).
+
+    The handlers note the order, and do nothing else. A handler that stopped the service would wait for ever for a lock
+    that the interrupted code holds. One that raised SystemExit could leave such a lock taken: an Event can be
+    interrupted between taking its lock and the block that gives the lock back.
+    """
+
+    def __init__(self) -> None:
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        """The signals that came. A handler may fill a SimpleQueue while it interrupts a call of the same queue; of an
+        Event it may not."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _frame: self._signals.put(received))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the order, at most so many seconds. Returns whether it was given. Called by the main thread."""
+        try:
+            self._signals.put(self._signals.get(timeout=seconds))  # put back: the order stands
+        except Empty:
+            return False
+        return True
 
 
 def end_by_sigterm_as_first_process() -> None:

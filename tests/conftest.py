@@ -26,7 +26,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.servers import processes
-from opencue_sched.embedded.servers.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.embedded.servers.services import POSTGRES_VARIABLE, EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
 from tests.kit.databases import TEST_SESSIONS, Databases, PostgresServer
 
@@ -148,12 +148,11 @@ def settings(database_url: str, redis_server: RedisServer, redis_client: redis.R
 
 
 @pytest.fixture
-def engine(settings: Settings, databases: Databases) -> Iterator[Engine]:
+def engine(settings: Settings) -> Iterator[Engine]:
     """An engine on this test's database, made as a worker makes its own."""
     engine = make_engine(settings, application_name=TEST_SESSIONS)
     try:
         yield engine
-        databases.keep_sessions(engine)
     finally:
         engine.dispose()
 
@@ -211,7 +210,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _take_ports_of_our_own() -> None:
-    """The port of a server that a test has stopped stays free: no other process of these tests takes it meanwhile."""
+    """The port of a server that a test has stopped stays free: no other process of these tests takes it meanwhile, nor
+    one of the tests that run beside them on another PostgreSQL, which have every second port."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    processes._PORTS = processes._PORTS[number::count]
+    on_another = POSTGRES_VARIABLE in os.environ
+    processes._PORTS = processes._PORTS[2 * number + on_another :: 2 * count]

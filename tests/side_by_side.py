@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         seconds = cache.get(SECONDS_IN_CACHE, {}) if cache else {}
     config.stash[SECONDS_OF_TESTS] = seconds
-    config.pluginmanager.register(_Timekeeper(seconds), "timekeeper")
+    config.pluginmanager.register(_Timekeeper(), "timekeeper")
 
 
 def pytest_configure_node(node: WorkerController) -> None:
@@ -88,8 +88,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 class _Timekeeper:
     """Adds up what each test of whole processes takes in this run, and writes it into pytest's cache at the end."""
 
-    def __init__(self, last_run: dict[str, float]) -> None:
-        self._last_run = last_run
+    def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -99,7 +98,8 @@ class _Timekeeper:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         cache = getattr(session.config, "cache", None)
         if self._seconds and cache and not hasattr(session.config, "workerinput"):
-            cache.set(SECONDS_IN_CACHE, {**self._last_run, **self._seconds})
+            # Beside what another run, of other tests, has written since this one began.
+            cache.set(SECONDS_IN_CACHE, {**cache.get(SECONDS_IN_CACHE, {}), **self._seconds})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

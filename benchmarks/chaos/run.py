@@ -14,12 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
-from benchmarks.chaos.holds import against_holds
+from benchmarks.chaos.judgement import judge, not_injected
 from benchmarks.chaos.licences import LicenceServers
 from benchmarks.chaos.load import WAITING_FRAMES, Load
-from benchmarks.chaos.silent_changes import too_small
 from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
-from benchmarks.chaos.verdict import NAMED, ChaosReport
+from benchmarks.chaos.verdict import ChaosReport
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.insight.audit import run_audit
 
@@ -99,17 +98,19 @@ class _Run:
         self._witness = Witness(here.settings.sqlalchemy_url)
         self._began = time.monotonic()
         self._next_refill = self._next_progress = 0.0
-        self._refilling = True
+        self._refilling = False
 
     def work_up(self) -> None:
-        """Until the first frames run."""
+        """Until the first frames run. None is booked before the witness looks."""
+        self._until(lambda: bool(self._witness.samples), _READY_SECONDS, "the first sample")
+        self._refilling = True
         self._until(lambda: len(self._witness.booked) > 20, _READY_SECONDS, "the first bookings")
 
     def break_things(self, seconds: float) -> None:
         """For so long, and on a slow machine up to half as long again, until every kind has had its turn."""
         end = time.monotonic() + seconds
         pauses = SHORT_PAUSE_SECONDS if seconds < _SHORT_RUN_SECONDS else PAUSE_SECONDS
-        while (late := time.monotonic() - end) < 0 or (late < seconds / 2 and self._missing()):
+        while (late := time.monotonic() - end) < 0 or (late < seconds / 2 and not_injected(self._faults)):
             self._until(lambda: False, self._chance.uniform(*pauses), "")
             fault = self._faults.inject()
             if fault is not None:
@@ -148,53 +149,15 @@ class _Run:
 
     def judge(self) -> None:
         """Put everything into the report."""
-        report, witness, farms = self._report, self._witness, self._site.farms
-        found = verdict.recoveries(self._faults.injected, witness.booked)
-        known = sorted(value for values in found.values() for value in values if value is not None)
-        report.by_kind = verdict.figures(found)
-        report.faults = len(self._faults.injected)
-        report.kinds_not_injected = self._missing()
-        report.flips, report.flips_interrupted = self._faults.flips, self._faults.flips_interrupted
-        if known:
-            report.recovery_median, report.recovery_longest = round(known[len(known) // 2], 2), round(known[-1], 2)
-        report.bookings, report.jobs = len(witness.booked), self._load.jobs
-        runs = verdict.all_runs(farms)
-        report.runs = len(runs)
-        report.runs_the_sampler_missed = sum(run.proc_id not in witness.seen for run in runs)
-        self._judge_sampler()
-        overlaps = verdict.overlaps(runs, time.monotonic())
-        report.overlapping_runs = len(overlaps)
-        report.longest_overlap = round(max(overlaps, default=0.0), 2)
-        report.frames_rendered_twice = verdict.rendered_twice(runs)
-        report.starts_failed = dict(self._site.crew.starts_failed)
-        report.log_errors = verdict.log_errors(self._site.crew.fleet.directory)
-        with self._site.engine.connect() as connection:
-            report.frames = int(connection.execute(text("SELECT count(*) FROM frame")).scalar() or 0)
-            self._named("lost frames", verdict.unfinished(connection))
-            self._named("against a hold", against_holds(connection))
-            self._named("with too little memory", too_small(connection))
-            self._named("results", verdict.results_counted_wrongly(connection, farms))
-        self._named("over a cap", [str(excess) for excess in witness.violations])
-        self._named("over a licence", [str(booking) for booking in witness.forbidden])
-        report.licence_reports, report.licences_judged = self._servers.reports, dict(witness.judged)
-        self._named("processes that fell", self._site.crew.fell)
-        self._named("damage to RQD", [line for farm in farms for line in farm.violations()])
-
-    def _judge_sampler(self) -> None:
-        """A sampler that did not look is a violation too: without it nothing is shown."""
-        report, witness = self._report, self._witness
-        away = [(f.began - 0.1, f.over + 0.5) for f in self._faults.injected if f.kind.startswith("postgresql")]
-        seen = verdict.sample_figures(witness.samples, away, began=witness.began, ended=witness.ended)
-        report.samples, report.samples_per_second = seen.count, round(seen.per_second, 1)
-        report.median_gap_between_samples = round(seen.median_gap, 4)
-        report.longest_gap_between_samples = round(seen.longest_gap, 2)
-        if seen.per_second < self._plan.samples_per_second:
-            report.violations.append(f"only {seen.per_second:.1f} samples a second")
-
-    def _named(self, what: str, offenders: list[str]) -> None:
-        if offenders:
-            more = f" and {len(offenders) - NAMED} more" if len(offenders) > NAMED else ""
-            self._report.violations.append(f"{what}: {len(offenders)}: {'; '.join(offenders[:NAMED])}{more}")
+        judge(
+            self._report,
+            least_samples=self._plan.samples_per_second,
+            here=self._site,
+            faults=self._faults,
+            load=self._load,
+            servers=self._servers,
+            witness=self._witness,
+        )
 
     # While things happen
 
@@ -266,10 +229,6 @@ class _Run:
     def _audit_lines(self) -> str:
         report = run_audit(self._site.engine, self._site.client, self._site.settings)
         return "\n".join(report.lines())
-
-    def _missing(self) -> list[str]:
-        """The kinds of faults that have not had their turn."""
-        return sorted(self._faults.kinds - {fault.kind for fault in self._faults.injected})
 
     def _left(self) -> int:
         with self._site.engine.connect() as connection:

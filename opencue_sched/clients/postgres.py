@@ -216,14 +216,23 @@ def reading(engine: Engine) -> Connection:
 def ask(engine: Engine, read: Callable[Concatenate[Connection, _P], _T], *given: _P.args, **named: _P.kwargs) -> _T:
     """The answer of ``read``, a function that only reads, and has read all when it returns. ``read`` is called once
     more where a table was altered since a statement of it was planned."""
-    try:
+
+    def on_a_connection() -> _T:
         with reading(engine) as connection:
             return read(connection, *given, **named)
+
+    return planned_anew(on_a_connection)
+
+
+def planned_anew(work: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+    """What ``work`` returns, which sends one transaction, or reads. ``work`` is called once more where a table was
+    altered since a statement of it was planned."""
+    try:
+        return work(*given, **named)
     except DBAPIError as error:
         if not is_outdated(error):
             raise
-    with reading(engine) as connection:
-        return read(connection, *given, **named)
+    return work(*given, **named)
 
 
 @contextmanager

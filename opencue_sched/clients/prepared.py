@@ -6,20 +6,20 @@ it. psycopg2 sends text alone, so preparing is done by text: a statement that is
 hooks and errors have the statement as it was written.
 
 Where sessions are not ours (a pool that gives every transaction another one) statements go out as they are. A plan that
-the server refuses, because a table was altered so that the answer has other types, or does not know, because it was
-discarded, is an error once (`is_outdated`): from then on every connection prepares its statements anew, so that a
-caller that may send again need only do so.
+the server refuses, because a table was altered so that the answer has other types, does not know, because it was
+discarded, or has already, because another process was given the session, is an error once (`is_outdated`): from then on
+every connection prepares its statements anew, so that a caller that may send again need only do so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
 from typing import Any
 
 from sqlalchemy import Engine, ExceptionContext, TextClause, event
@@ -28,8 +28,9 @@ from opencue_sched.clients.postgres_sessions import Sessions
 
 _OPTION = "opencue_sched_prepared"
 """The execution option of statements to prepare, and the key in a connection's ``info`` of what it has prepared."""
-_OUTDATED = ("0A000", "26000")
-"""SQLSTATEs of a prepared statement whose answer has other types by now, and of one that is not there."""
+_OUTDATED = ("0A000", "26000", "42P05")
+"""SQLSTATEs of a prepared statement whose answer has other types by now, of one that is not there, and of one that
+another process has prepared in the same session."""
 _CAN_BE_PREPARED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b")
 """How the statements begin that PostgreSQL prepares."""
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -40,9 +41,6 @@ _STATEMENTS_KEPT = 500
 REPLANNED_SECONDS = 60.0
 """How long plans are kept. One that was made when tables were next to empty might read too much of them when they have
 grown, until PostgreSQL analyses them: as long as that mostly takes, and for a thousandth of its time."""
-
-_numbers = count(1)
-"""Numbers for the names of prepared statements, each given once in this process."""
 
 
 def prepare(statement: TextClause) -> TextClause:
@@ -82,7 +80,7 @@ class _Message:
 
 @lru_cache(maxsize=_STATEMENTS_KEPT)
 def _cut(message: str) -> _Message:
-    """The parts of a message. Cached, so that each statement keeps its name."""
+    """The parts of a message. Cached: passes send the same few messages over and over."""
     parts = tuple(_part(statement.strip()) for statement in message.split(";") if statement.strip())
     names = frozenset(part.name for part in parts if part.name)
     return _Message(parts, names, "; ".join(part.execute for part in parts))
@@ -90,14 +88,18 @@ def _cut(message: str) -> _Message:
 
 @lru_cache(maxsize=_STATEMENTS_KEPT)
 def _part(statement: str) -> _Part:
-    """A statement with a name, and the texts that prepare and execute it. Cached as messages are."""
+    """A statement with a name, and the texts that prepare and execute it. Cached as messages are.
+
+    The name is made of the statement, so that it stands for the same one in every process: a session may turn out to be
+    another client's, behind a pool that somebody has switched to its transaction mode.
+    """
     if not _CAN_BE_PREPARED.match(statement):
         return _Part("", statement)
     found = list(dict.fromkeys(_PARAMETER.findall(statement)))
     places = {name: f"${place}" for place, name in enumerate(found, 1)}
-    name = f"opencue_sched_{next(_numbers)}"
-    given = f"({', '.join(f'%({parameter})s' for parameter in found)})" if found else ""
     planned = _PARAMETER.sub(lambda match: places[match[1]], statement)
+    name = f"opencue_sched_{hashlib.sha256(planned.encode()).hexdigest()[:16]}"
+    given = f"({', '.join(f'%({parameter})s' for parameter in found)})" if found else ""
     return _Part(name, f"EXECUTE {name}{given}", f"PREPARE {name} AS {planned}")
 
 
@@ -138,8 +140,8 @@ class PreparedStatements:
             return True
         if kept is None or not is_good:
             kept = _Kept(self._generation, now + REPLANNED_SECONDS, frozenset())
-        # Also on a new connection: a pool that resets nothing gives it a session with plans of another process, by the
-        # same names. Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
+        # Also on a new connection: a pool that resets nothing gives it a session with plans of another process, some by
+        # the same names. Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
         give_up = [] if kept.names else ["DEALLOCATE ALL"]
         sent: list[str] = []
         for part in message.parts:

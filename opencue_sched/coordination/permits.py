@@ -17,8 +17,8 @@ from opencue_sched.coordination.keys import frame_permit
 
 PERMITS_PER_CALL = 250
 """How many permits one call asks for. It takes Redis a third of a millisecond, for which all other clients wait."""
-PlannedFrame = tuple[str, int | None]
-"""The id of a frame and the version that it was read with."""
+Permitted = tuple[str, int | None]
+"""The id of a frame, or of a layer, and the version that it was read with."""
 
 
 class FramePermits:
@@ -33,18 +33,26 @@ class FramePermits:
         self._client = client
         self._namespace = namespace
 
-    def take(self, frames: Sequence[PlannedFrame], owner: str, *, seconds: float) -> frozenset[str]:
+    def take(self, frames: Sequence[Permitted], owner: str, *, seconds: float) -> frozenset[str]:
         """Take permits for ``seconds`` from now. Returns the ids of the frames that the owner has them of, also those
         that the owner had before. One round trip."""
         answers = self._call("permits_take", frames, owner, life_ms(seconds))
         granted = (flag for chunk in answers for flag in chunk)
         return frozenset(frame_id for (frame_id, _), flag in zip(frames, granted, strict=True) if flag)
 
-    def drop(self, frames: Sequence[PlannedFrame], owner: str) -> int:
+    def held(self, frames: Sequence[Permitted], *, but_of: str) -> frozenset[str]:
+        """The ids of those of the frames that another owner has the permits of. One round trip."""
+        permits = [frame_permit(self._namespace, frame_id, version) for frame_id, version in frames]
+        owners = self._client.mget(permits) if permits else []
+        return frozenset(
+            frame_id for (frame_id, _), owner in zip(frames, owners, strict=True) if owner not in (None, but_of)
+        )
+
+    def drop(self, frames: Sequence[Permitted], owner: str) -> int:
         """Give back those of the frames that are the owner's; returns how many were. One round trip."""
         return sum(self._call("permits_drop", frames, owner))
 
-    def _call(self, script: str, frames: Sequence[PlannedFrame], *args: str | int) -> list[Any]:
+    def _call(self, script: str, frames: Sequence[Permitted], *args: str | int) -> list[Any]:
         permits = [frame_permit(self._namespace, frame_id, version) for frame_id, version in frames]
         calls = [ScriptCall(script, chunk, args) for chunk in chunks(permits, PERMITS_PER_CALL)]
         return call_scripts(self._client, calls)[0] if calls else []

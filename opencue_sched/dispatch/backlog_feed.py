@@ -2,7 +2,7 @@
 
 *List*: all layers that wait, once. *Watch*: what PostgreSQL's triggers name, and what other workers found, is read with
 the next pass, in one statement for all of it. *Resync* finds what nobody named: each worker compares the versions of
-the layers in its own buckets, in the background, and tells the others what differed.
+the layers of the jobs in its own buckets, in the background, and tells the others what differed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ DEAF_RESYNC_SECONDS = 5.0
 """The time between two rounds while notifications of changes are not heard, or do not name the backlog."""
 WHOLE_ROUND_SECONDS = 60.0
 """The time between two rounds in which a process compares all layers, not only those of its own buckets: a worker of
-the release before compares none, and what another one found may not have been heard."""
+the release before compares none, or others, and what another one found may not have been heard."""
+WHOLE_ROUND_LAYERS_PER_SECOND = 500
+"""The most layers that all processes of a fleet together compare a second in such rounds, which are the rarer the more
+layers and processes there are. Not where this process hears of no changes: there nothing else finds some of them."""
 LAYERS_PER_SECOND = 2_000
 """The most layers that are compared in a second, on average: a twentieth of a core of PostgreSQL."""
 _HEAR_SECONDS = 1.0
@@ -55,8 +58,10 @@ _READ_AT_ONCE = 1_000
 class BacklogFeed:
     """Backlog, reads and notices together. Thread-safe; what was named is read by one thread at a time.
 
-    ``own`` says which buckets of layers (by their ids) this process compares; ``facts`` what the database has.
-    ``found`` is called with the shows (ids) that have work of which nobody was told: their clusters may rest.
+    ``own`` says of which buckets of jobs (by their ids) this process compares the layers; ``facts`` what the database
+    has.
+    ``found`` is called with the shows (ids) that have work, or may book, of which nobody was told: their clusters may
+    rest.
     ``divided``: whether hosts are divided among workers now.
     """
 
@@ -106,7 +111,8 @@ class BacklogFeed:
         self._untold: set[str] = set()
         """Layers that differed and that the others could not be told of."""
         self._round_at = -math.inf
-        self._whole_round_at = clock() + WHOLE_ROUND_SECONDS
+        self._whole_at = clock()
+        """The time of the last round over all layers, or of the start."""
         self._resynced_at = clock()
         self.deaf = False
         """Whether no notice is heard; set by the listener's thread."""
@@ -130,7 +136,7 @@ class BacklogFeed:
 
     def missed(self) -> None:
         """Note that changes were not heard for a while: everything is compared at once, and planned meanwhile."""
-        self._round_at = self._whole_round_at = self._shares_at = -math.inf
+        self._round_at = self._whole_at = self._shares_at = -math.inf
         self.resyncing.wake()
 
     def follow(self) -> None:
@@ -208,15 +214,16 @@ class BacklogFeed:
         now = self._clock()
         if now < self._round_at:
             return min(_HEAR_SECONDS, self._round_at - now)
-        own, whole = self._own(), now >= self._whole_round_at
-        if whole:
-            self._whole_round_at = now + WHOLE_ROUND_SECONDS
+        own, is_told = self._own(), self._facts().backlog_is_named and not self.deaf
+        processes = len(ALL_BUCKETS) / max(1, len(own))
+        seconds = len(self.backlog) * processes / WHOLE_ROUND_LAYERS_PER_SECOND if is_told else 0.0
+        if whole := now - self._whole_at >= max(WHOLE_ROUND_SECONDS, seconds):
+            self._whole_at = now
         compared, read_at = ALL_BUCKETS if whole else own, self.backlog.instant()
         rows = ask(
             self._engine,
             lambda connection: fetch_versions(
                 connection,
-                self._facts(),
                 facilities=scoped_facilities(connection, self._settings),
                 buckets=compared,
             ),
@@ -227,13 +234,14 @@ class BacklogFeed:
         self.backlog.apply_counts(
             {row.layer_id: row.waiting_frames for row in rows if row.layer_id not in differ}, read_at=read_at
         )
+        mine = self.backlog.versions(own).keys() | {row.layer_id for row in rows if bucket_of(row.job_id) in own}
         if differ:
             with self._reading:
                 self._read(differ, (), ())
             self._found(self.backlog.shows_of(differ))
-        self._tell(layer_id for layer_id in differ if bucket_of(layer_id) in own)
+        self._tell(differ & mine)
         self._resynced_at = self._clock()
-        seconds = RESYNC_SECONDS if self._facts().backlog_is_named and not self.deaf else DEAF_RESYNC_SECONDS
+        seconds = RESYNC_SECONDS if is_told else DEAF_RESYNC_SECONDS
         self._round_at = now + max(seconds, len(self.backlog) / LAYERS_PER_SECOND)
         return _HEAR_SECONDS
 
@@ -264,7 +272,7 @@ class BacklogFeed:
                 self.follow()
                 self._found(self.backlog.shows_of(ids))
         elif ids is None and not first:
-            self._round_at = self._whole_round_at = -math.inf
+            self._round_at = self._whole_at = -math.inf
 
     # Inside
 
@@ -294,8 +302,13 @@ class BacklogFeed:
         for share in shares:
             of_show[share.show_id].append(share)
             self._database_ahead = share.now - self._clock()
+        closed = {show_id for show_id in of_show if not self.may_book(show_id)}
         self._of_show = dict(of_show)
         self._shares_at = read_at
+        opened = set(filter(self.may_book, closed))
+        # The postings of a show sleep while it may not book, for longer than nobody should be told that it may.
+        if opened and self._listed:
+            self._found(opened)
 
     def _read(self, layers: Collection[str], jobs: Collection[str], shows: Collection[str]) -> None:
         """Read these layers, and all that wait of these jobs and shows; what is not found waits no more."""

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import getrandbits
@@ -23,7 +23,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import ask
-from opencue_sched.coordination.permits import FramePermits, PlannedFrame
+from opencue_sched.coordination.permits import FramePermits, Permitted
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, Lost, PlanSizes, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns
@@ -33,6 +33,7 @@ from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.settle import booking_of, settle
 from opencue_sched.dispatch.verdicts import VerdictLog, VerdictNotes, after_booking, not_launchable
+from opencue_sched.dispatch.whole_layers import FEWEST_LAYERS, WholeLayers
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.frame_command import LaunchDetails
 from opencue_sched.domain.plans import PlannedProc, Snapshot
@@ -69,6 +70,9 @@ claims for ever."""
 CONTENDED_SLEEP_SECONDS = 0.1
 """How long a cluster sleeps while another planner has its frames: about the time in which that planner commits a
 few."""
+LEFT_TO_OTHERS_SECONDS = 1.0
+"""How long a cluster sleeps while other planners have small layers of it: about the time of a full plan and its commit.
+As much is idle, those planners have hosts for all frames of their layers, and seldom leave any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class PassRunner:
     """Called with the ids of hosts on which a booking came to nothing after the claims had ended."""
     follows: Callable[[Collection[Cluster]], None] = lambda _: None
     """Called with the clusters of a pass that is about to follow: the pass takes in all that was heard before."""
+    launches: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, thread_name_prefix="launch")
+    """Makes what a pass launches its frames in, beside its last steps."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -160,8 +166,12 @@ class _Pass:
     """The report of the cluster that each proc was planned for, by proc id."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The name under which this pass has its permits."""
-    permitted: dict[str, PlannedFrame] = field(default_factory=dict)
+    permitted: dict[str, Permitted] = field(default_factory=dict)
     """Frames whose permits this pass has, by the ids of their procs."""
+    left_alone: set[str] = field(default_factory=set)
+    """Ids of layers that the pass does not plan."""
+    whole: WholeLayers | None = None
+    """The small layers that the pass has to itself; None where planners share every layer."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Why no frame of a planned layer can be launched, by layer id."""
     contended: bool = False
@@ -213,7 +223,7 @@ class _Pass:
         """Make the pass. However it ends, verdicts are noted, and no launch is under way any more. Unless an error
         leaves, ``end`` was called."""
         report, runner = self.report, self.runner
-        with ThreadPoolExecutor(1, thread_name_prefix="launch") as launching:
+        with runner.launches() as launching:
             launch: Future[None] | None = None
             try:
                 committed = self._steps()
@@ -288,13 +298,14 @@ class _Pass:
         by_show: defaultdict[tuple[str, str], list[PassReport]] = defaultdict(list)
         for report in self.reports:
             by_show[report.cluster.facility_id, report.cluster.show_id].append(report)
-        now, left_alone = runner.backlog.now(), frozenset(runner.lost.active())
+        now = runner.backlog.now()
+        self.left_alone.update(runner.lost.active())
         own = buckets(runner.settings.instance, runner.hosts.division())
         waiting_works = []
         for (_, show_id), reports in by_show.items():
             clusters = [report.cluster for report in reports]
             place = place_of(clusters[0].shard, runner.hosts.division())
-            work = runner.backlog.backlog.work(clusters, own=own, now=now, place=place, left_alone=left_alone)
+            work = runner.backlog.backlog.work(clusters, own=own, now=now, place=place, left_alone=self.left_alone)
             if not runner.backlog.may_book(show_id):
                 continue
             # Also where nothing else waits: nobody else says why these layers do.
@@ -340,7 +351,11 @@ class _Pass:
             lambda: str(uuid.UUID(int=getrandbits(128), version=4)),
             idle_cores=idle_cores,
         )
+        if idle_cores >= MAX_FRAMES and runner.hosts.division():
+            self.whole = self._whole_layers()
         self._place(planner)
+        if self.whole is not None:
+            self._drop_permits(self.whole.give_up_unfinished({proc.layer.id for proc in planner.procs()}))
         for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
@@ -354,6 +369,20 @@ class _Pass:
             # What flows now is looked at again with the next plan: it may wait for something then.
             waits = (verdict for verdict in plan.verdicts if verdict.verdict is not Verdict.FLOWING)
             runner.backlog.backlog.judged(verdict.layer_id for verdict in waits)
+
+    def _whole_layers(self) -> WholeLayers | None:
+        """What keeps the planners of a divided farm, each with hosts for a whole plan, from the same layers; None where
+        few small layers wait."""
+        settings = self.runner.settings
+        whole = WholeLayers(
+            self.runner.permits,
+            self.works,
+            self.left_alone,
+            self.owner,
+            most_frames=settings.queue.dispatch_frames_per_layer_limit,
+            seconds=settings.accounting.commit_deadline,
+        )
+        return whole if whole.look() >= FEWEST_LAYERS else None
 
     def _policy(self, snapshot: Snapshot, most_frames: int) -> Policy:
         """The rules of this plan: those of the settings, the holds of hosts, and what RQDs refused lately."""
@@ -408,15 +437,24 @@ class _Pass:
         for proc in procs:
             runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=False)
         runner.backlog.backlog.settle(procs)
-        self._drop_permits(())
+        self._drop_permits(self._permits_but_of(()))
 
-    def _drop_permits(self, booked: Collection[str]) -> None:
-        """Give back the permits of frames that are not booked. What is booked has another version from now on."""
-        left = [frame for proc_id, frame in self.permitted.items() if proc_id not in booked]
+    def _permits_but_of(self, booked: Collection[str]) -> list[Permitted]:
+        """The permits of frames that are not booked, and of layers of which not all that was planned is. What is booked
+        has another version from now on."""
+        permits = [frame for proc_id, frame in self.permitted.items() if proc_id not in booked]
+        if self.whole is not None and self.planner is not None:
+            layers = {proc.layer.id: True for proc in self.planner.procs()}
+            layers |= {proc.layer.id: False for proc in self.planner.procs() if proc.proc_id not in booked}
+            permits += self.whole.give_up_all_but([layer_id for layer_id, is_booked in layers.items() if is_booked])
+        return permits
+
+    def _drop_permits(self, permits: Sequence[Permitted]) -> None:
+        """Give back permits. Those of which Redis cannot be told end by themselves."""
         try:
-            self.runner.permits.drop(left, self.owner)
+            self.runner.permits.drop(permits, self.owner)
         except RedisError as error:
-            log.warning("permits_left_to_expire", frames=len(left), error=str(error))
+            log.warning("permits_left_to_expire", permits=len(permits), error=str(error))
 
     def _fill(self, planner: Planner) -> None:
         """Plan, with the portions of frames that the plan comes to."""
@@ -425,7 +463,8 @@ class _Pass:
                 return
             # Frames that are planned already are taken first, so that the read brings others.
             self.runner.backlog.backlog.take(planner.procs())
-            self.runner.backlog.read_portions(wanted)
+            if read := wanted if self.whole is None else self.whole.ask(wanted):
+                self.runner.backlog.read_portions(read)
             self.progress()
         self.unread = bool(planner.run())
 
@@ -541,7 +580,7 @@ class _Pass:
             runner.lost.failed(layer_id)
         for proc in result.committed:
             runner.lost.worked(proc.layer.id)
-        self._drop_permits(booked)
+        self._drop_permits(self._permits_but_of(booked))
 
     def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
         ledger = self.runner.ledger
@@ -637,6 +676,8 @@ class _Pass:
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
             if self.contended:
                 soon.append(CONTENDED_SLEEP_SECONDS)
+            if self.whole is not None and self.whole.leaves_some:
+                soon.append(LEFT_TO_OTHERS_SECONDS)
             work = self.work_of.get(report.cluster)
             starts_in = None if work is None else work.starts_in(report.cluster)
             if starts_in is not None:

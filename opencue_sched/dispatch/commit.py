@@ -51,8 +51,8 @@ from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
-# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
-# IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
+# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by _COMMIT_BEFORE and
+# _IDLE at the latest, because a client that pauses longer than _IDLE finds its transaction ended by the server.
 _QUEUE_BEFORE = 0.35
 """How long a commit waits behind others of its process."""
 _STATEMENTS_BEFORE = 0.5
@@ -98,6 +98,12 @@ class CommitQueue:
         self._asked: dict[object, frozenset[str]] = {}
         """The ids of hosts and jobs that each commit asked for which waits or is under way, in the order of asking. The
         key is an object of the commit's own. Under the condition's lock."""
+
+    @property
+    def commits(self) -> int:
+        """How many commits wait or are under way."""
+        with self._changed:
+            return len(self._asked)
 
     @contextmanager
     def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:

@@ -40,14 +40,9 @@ _SCAN_BELIEVED_SECONDS = 1.0
 """How long sweeps for freed hosts alone use the last scan, if that found work for the hosts, instead of a new one.
 
 On a full farm there are ten such sweeps a second; new work asks for a sweep of its own."""
-_BACKLOG_BELIEVED_SECONDS = 10.0
-"""How long the periodic sweeps of a process use its backlog after a scan, instead of a new scan.
-
-What no notification tells comes into the backlog by a resync, which takes as long; before that, no pass would know of
-the work either."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 """Bounds of the pause between two wakes of one cluster for freed hosts: ten times a second at most, four at least."""
-_WOKEN_PER_SECOND = 100
+_WOKEN_PER_SECOND = 80
 """How many clusters are woken a second for hosts that came free, as far as the two bounds above allow.
 
 In a full farm hosts come free all the time, and each costs every cluster that could use it two passes. So where many
@@ -57,8 +52,8 @@ clusters could use a host, or there are many shards, each is woken less often.""
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
 #
 # Most clusters of a show have no work at any moment; upstream asks each in turn, at a query for each cluster and round.
-# One scan of the waiting layers' tags answers for all of them. It must never miss a cluster in which the pending-jobs
-# query would find work, so it has fewer conditions than that query, never more.
+# One scan of the waiting layers' tags answers for all of them. It must never miss a cluster in which a pass could book
+# a frame of the backlog, so it asks less of a layer than the backlog does, never more.
 
 
 def without_cluster(
@@ -94,8 +89,10 @@ class SweepReport:
     scan_seconds: float | None
     """How long the awake scan took; None of a sweep that made none."""
     ask_again: float = 0.0
-    """Seconds after which to sweep for the same hosts again: some cluster was not woken, because it had been woken a
-    moment before. 0: no need."""
+    """Seconds after which to sweep for the same hosts again, when the first of the clusters may be woken that were not,
+    because they had been woken a moment before. 0: no need."""
+    looked: bool = True
+    """Whether the sweep looked where work waits: False where none of its hosts could wake a cluster of this process."""
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
@@ -207,7 +204,7 @@ class Sweeper:
         swept = shards(division) if not (notified and division) else tuple({instance}.intersection(division))
         wake_hosts = [host_id for host_id in wake_hosts if shard_of(host_id, division) in swept]
         if notified and not (swept and (wake_shows or wake_hosts)):
-            return self._report(())
+            return self._report((), looked=False)
         # 1. Read the clusters again when it is time to, and sooner for a show nobody knew that has work. Such shows may
         #    come one after the other, or have no cluster at all: for them no more often than active_scan_interval.
         self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.clusters})
@@ -220,6 +217,10 @@ class Sweeper:
             if for_new_show:
                 self._read_for_new_show_at = now
             self._new_show, self._withdraw_due = False, True
+        # Where every cluster with work was woken a moment ago, these hosts wait for their turn, and cost nothing yet.
+        held_for = 0.0 if wake_shows or self._withdraw_due else self._held_for(swept, division, now)
+        if wake_hosts and held_for > 0:
+            return self._report((), ask_again=held_for, looked=False)
         # 2. Which clusters have work, and which of these could use a host or headroom that came free.
         scan_seconds, freed_tags = None, frozenset[str]()
         napping = may_nap and not self._withdraw_due and self._clock() < self._nap_until
@@ -238,7 +239,7 @@ class Sweeper:
         at_caps = self.at_caps if wake_hosts else ()
         helped = {cluster for cluster in active if cluster.key in at_caps or not freed_tags.isdisjoint(cluster.tags)}
         pause = pause_between_wakes(len(helped) * len(shards(division)))
-        due = {cluster for cluster in helped if now - self._woken_at.get(cluster.key, float("-inf")) >= pause}
+        due = {cluster for cluster in helped if self._due_in([cluster], pause, now) <= 0}
         self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
         # 3. A cluster that an operator put into the trash stays there, whatever its postings are called now. This comes
         #    before step 4, which would enqueue its new postings to be worked on.
@@ -259,8 +260,20 @@ class Sweeper:
         # 5. Take down the postings of clusters and shards that no longer exist.
         if self._withdraw_due:
             self._withdraw_gone(shards(division), fence)
-            self._withdraw_due = False
-        return self._report(enqueued, scan_seconds=scan_seconds, ask_again=pause if due != helped else 0.0)
+        held_for = max(0.0, self._due_in(helped - due, pause, now))
+        return self._report(enqueued, scan_seconds=scan_seconds, ask_again=held_for)
+
+    def _held_for(self, swept: Sequence[str], division: Division, now: float) -> float:
+        """Seconds until the first cluster with work in these shards may be woken for a freed host; 0 or less where one
+        may be now, or there is none."""
+        of_swept = [cluster for cluster in self._active if cluster.shard in swept]
+        return self._due_in(of_swept, pause_between_wakes(len(of_swept) * len(shards(division))), now)
+
+    def _due_in(self, clusters: Collection[Cluster], pause: float, now: float) -> float:
+        """Seconds until the first of the clusters may be woken for a freed host; 0 or less where one may be now, or
+        there is none."""
+        woken_at = (self._woken_at.get(cluster.key, float("-inf")) for cluster in clusters)
+        return min(woken_at, default=float("-inf")) + pause - now
 
     def _in_shards(self, shard_names: Sequence[str]) -> list[Cluster]:
         """Every cluster in every one of these shards."""
@@ -275,15 +288,16 @@ class Sweeper:
         keys = {cluster.key for cluster in self._in_shards(shard_names)}
         gone = [uuid for key, uuid in self._postings.posted().items() if key not in keys]
         self._postings.withdraw(gone, fence=fence)
+        self._withdraw_due = False
 
     def _find_waiting_tags(
         self, connection: Connection, freed_tags: frozenset[str], *, for_shows: bool, for_hosts: bool
     ) -> float | None:
         """Bring up to date where work waits; returns the seconds that a scan took, None when none was made."""
         began = self._clock()
-        # 1. The backlog answers a sweep that a notification asked for, and one that follows a scan soon enough.
-        scanned_lately = not self._withdraw_due and began < self._scanned_at + _BACKLOG_BELIEVED_SECONDS
-        if self._waiting is not None and (for_shows or for_hosts or scanned_lately):
+        # 1. The backlog answers all sweeps but those after which the clusters are others. What no notification tells
+        #    comes into the backlog by a resync; before that, no pass would know of the work either.
+        if self._waiting is not None and (for_shows or for_hosts or not self._withdraw_due):
             self._awake = self._waiting()
             return None
         # 2. The scan of a moment ago answers a sweep for freed hosts alone, if it found work for these.
@@ -313,7 +327,12 @@ class Sweeper:
             self._withdraw_due = True
 
     def _report(
-        self, enqueued: Sequence[Enqueued], *, scan_seconds: float | None = None, ask_again: float = 0.0
+        self,
+        enqueued: Sequence[Enqueued],
+        *,
+        scan_seconds: float | None = None,
+        ask_again: float = 0.0,
+        looked: bool = True,
     ) -> SweepReport:
         active = {replace(posting.cluster, shard="") for posting in enqueued}
         awake = {replace(posting.cluster, shard="") for posting in enqueued if not posting.sleeping}
@@ -324,6 +343,7 @@ class Sweeper:
             sleeping=len(active - awake),
             scan_seconds=scan_seconds,
             ask_again=ask_again,
+            looked=looked,
         )
 
 

@@ -63,6 +63,8 @@ class Layer:
     starts_at: float | None = None
     """The moment before which no frame of the layer may start, in epoch seconds of the database's clock; infinity for
     never, None where no such moment lay ahead when the layer was read."""
+    count_version: int = 0
+    """A number that is another after each change of how many of the layer's frames wait or run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ class BadLayer:
     """One sentence for an operator."""
     version: str
     """The version of the layer's rows: once it is another text, the rows may have been mended."""
+    facility_id: str = ""
+    tags: frozenset[str] = frozenset()
+    """The tags of the hosts that may run the layer: its clusters have passes, which tell why it waits."""
 
 
 def memory_slices(layer: Layer, frames: Sequence[Frame], waiting: int) -> Iterable[tuple[Layer, Sequence[Frame], int]]:

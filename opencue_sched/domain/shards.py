@@ -22,6 +22,9 @@ HOSTS_PER_SHARD = 64
 too few hosts for two of them is not divided. In a shard of few hosts work waits for a large host, while one of the next
 shard idles, and each shard costs passes of its own. One pass plans hundreds of hosts in milliseconds, so a small farm
 gains nothing from a second planner."""
+_BUCKETS_KEPT = 10_000
+"""The number of ids whose buckets are remembered: plans ask again and again for those of the first frames of layers,
+and of the hosts that come free."""
 Division = tuple[str, ...]
 """The instances among which the hosts are divided, by name; () when they are not divided."""
 
@@ -38,9 +41,11 @@ def hosts_divided(instances: int) -> int:
     return instances * HOSTS_PER_SHARD
 
 
-def bucket_of(host_id: str) -> int:
-    """The bucket of a host: the first byte of the MD5 of its id, which PostgreSQL computes as well (store/hosts.py)."""
-    return hashlib.md5(host_id.encode(), usedforsecurity=False).digest()[0]
+@lru_cache(maxsize=_BUCKETS_KEPT)
+def bucket_of(row_id: str) -> int:
+    """The bucket of a host, job or frame: the first byte of the MD5 of its id, which PostgreSQL computes as well
+    (store/hosts.py)."""
+    return hashlib.md5(row_id.encode(), usedforsecurity=False).digest()[0]
 
 
 def shard_of(host_id: str, division: Division) -> str:

@@ -187,14 +187,16 @@ def _privileges(connection: Connection, _settings: Settings, facts: SchemaFacts)
 
 
 def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    shows = [show for show in list_shows(connection) if show.managed]
+    all_shows = list_shows(connection)
+    shows = [show for show in all_shows if show.managed]
     with_burst = {
         subscription.show_id for subscription in list_subscriptions(connection) if subscription.burst_centicores > 0
     }
     if shows:
         yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
-        remedy = "`opencue-sched show managed NAME on` hands one over"
+        hand_over = "`opencue-sched show managed NAME on` hands one over"
+        remedy = hand_over if all_shows else "`opencue-sched show create NAME --managed` makes one"
         yield _warn("shows", "no show is managed by this scheduler", remedy)
     for show in shows:
         if show.paused or not (show.active and show.booking and show.dispatch):
@@ -362,7 +364,9 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
     yield from counters
     if state is not StoreState.OPEN:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
-        yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
+        fills = state is StoreState.FILLING and members.alive
+        remedy = "wait: a worker does it" if fills else "start a worker: `celery -A opencue_sched worker`"
+        yield _warn("counters", text, remedy)
     for cluster in skipped:
         yield _warn("clusters", cluster_words(cluster))
     if unreached := unreached_hosts(members):

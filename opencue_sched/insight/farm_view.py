@@ -7,7 +7,7 @@ it is summed by the database or bounded here. Cores, KB, seconds; things have th
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +35,7 @@ from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import list_jobs_by_wait
 from opencue_sched.store.limits import fetch_limits
-from opencue_sched.store.shows import list_shows, list_subscriptions
+from opencue_sched.store.shows import list_shows, list_subscriptions, list_use
 
 log = structlog.get_logger(__name__)
 _TROUBLE = {Verdict.QUARANTINED, Verdict.FAILED, Verdict.NO_FIT, Verdict.NO_HOST, Verdict.COOLED_DOWN, "dead"}
@@ -124,26 +124,34 @@ def believed_seconds(settings: Settings) -> float:
 def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]:
     """The shows that are active or have something, the busy ones first, with their subscriptions in a facility, or in
     all (None)."""
-    shows = list_shows(connection)
+    shows = list_shows(connection, use=False)
     subscriptions = [
-        subscription for subscription in list_subscriptions(connection) if facility in (None, subscription.facility)
+        subscription
+        for subscription in list_subscriptions(connection, use=False)
+        if facility in (None, subscription.facility)
     ]
+    cores_of: Counter[tuple[str, str]] = Counter()
+    centicores_of: Counter[str] = Counter()
+    for use in list_use(connection):
+        cores_of[use.show_id, use.alloc_id] = use.cores
+        centicores_of[use.show_id] += use.centicores
     busy = {show.id for show in shows if show.running_frames or show.waiting_frames}
     used: defaultdict[str, int] = defaultdict(int)
     sizes: defaultdict[str, int] = defaultdict(int)
     of_show: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for subscription in subscriptions:
-        used[subscription.alloc_id] += subscription.used_cores
+        used[subscription.alloc_id] += cores_of[subscription.show_id, subscription.alloc_id]
         sizes[subscription.alloc_id] += max(0, subscription.size_centicores) if subscription.show_id in busy else 0
     for subscription in subscriptions:
+        cores = cores_of[subscription.show_id, subscription.alloc_id]
         of_show[subscription.show_id].append(
             {
                 "facility": subscription.facility,
                 "allocation": subscription.allocation,
                 "size": subscription.size_centicores / CENTICORES_PER_CORE,
                 "burst": subscription.burst_centicores / CENTICORES_PER_CORE,
-                "used": subscription.used_cores,
-                "share": _part(subscription.used_cores, used[subscription.alloc_id]),
+                "used": cores,
+                "share": _part(cores, used[subscription.alloc_id]),
                 "due": _part(max(0, subscription.size_centicores), sizes[subscription.alloc_id])
                 if subscription.show_id in busy
                 else None,
@@ -158,11 +166,11 @@ def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]
             "waiting": show.waiting_frames,
             "paused_waiting": show.paused_waiting_frames,
             "dead": show.dead_frames,
-            "cores": show.centicores / CENTICORES_PER_CORE,
+            "cores": centicores_of[show.id] / CENTICORES_PER_CORE,
             "subscriptions": of_show[show.id],
         }
         for show in shows
-        if show.active or show.pending_jobs or show.centicores
+        if show.active or show.pending_jobs or centicores_of[show.id]
     ]
     return sorted(found, key=lambda use: (-use["cores"], -use["waiting"], use["name"]))
 

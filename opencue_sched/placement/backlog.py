@@ -62,6 +62,8 @@ class _Entry(Waiting):
 
     version: str
     """The version of the layer's rows, as they were last read."""
+    listed_at: float
+    """The instant at which the read began that found the layer first: what was booked of it before is forgotten."""
     read_at: float
     """The instant at which the read of the layer began: reads that began before do not count."""
     counted_at: float = -math.inf
@@ -75,8 +77,8 @@ class _Entry(Waiting):
     in_flight: dict[str, float] = field(default_factory=dict)
     """Frames that a plan took and whose outcome is not known, by id: the instant at which the frame was last known to
     wait. A later count may have been made after the commit, before the pass has told of it: then they are not in it."""
-    booked: dict[str, _Booked] = field(default_factory=dict)
-    """Frames that this process booked, by id. Reads that began before the commit was over may show them."""
+    booked: OrderedDict[str, _Booked] = field(default_factory=OrderedDict)
+    """Frames that this process booked, by id, the last at the end. Kept while a portion may be used that shows them."""
     taken: dict[str, float] = field(default_factory=dict)
     """Frames of which another process has the permits, by id: the moment until which they are left to that process."""
     used_at: float = -math.inf
@@ -102,10 +104,22 @@ class _Entry(Waiting):
         known_to_wait = list(self.in_flight.values())
         return self.frames - sum(waited_at >= self.counted_at for waited_at in known_to_wait)
 
-    def forget_booked(self, read_at: float) -> int:
-        """Forget bookings that a read begun at ``read_at`` shows; returns how many are left."""
-        self.booked = {frame_id: frame for frame_id, frame in self.booked.items() if frame.committed_at >= read_at}
-        return len(self.booked)
+    def booked_since(self, read_at: float) -> Iterator[tuple[str, _Booked]]:
+        """The bookings that a read begun at ``read_at`` may not show, by frame id, the last first."""
+        for frame_id, frame in reversed(self.booked.items()):
+            if frame.committed_at < read_at:
+                return
+            yield frame_id, frame
+
+    def booked_last(self) -> int:
+        """How many frames of the layer the plan had that was booked last."""
+        newest = next(reversed(self.booked.values()), None)
+        return sum(1 for _ in self.booked_since(newest.committed_at)) if newest else 0
+
+    def forget_booked(self, before: float) -> None:
+        """Forget the bookings whose commit was over at an instant before ``before``."""
+        while self.booked and next(iter(self.booked.values())).committed_at < before:
+            self.booked.popitem(last=False)
 
 
 class _Show:
@@ -317,19 +331,19 @@ class Backlog:
         """
         with self._lock:
             entry = self._entries.get(layer_id)
-            if entry is None or read_at < entry.portion_at:
+            if entry is None or read_at < max(entry.listed_at, entry.portion_at):
                 return
             self._count(entry, waiting, read_at)
             now = self._clock()
             entry.taken = {frame_id: until for frame_id, until in entry.taken.items() if until > now}
-            usable = [frame for frame in frames if frame.id not in entry.booked and frame.id not in entry.taken]
+            booked = {frame_id for frame_id, _ in entry.booked_since(read_at)}
+            usable = [frame for frame in frames if frame.id not in booked and frame.id not in entry.taken]
             # More was read because of frames that others have taken (portion_sizes). Where these are committed by
             # now, more frames are usable than a portion may have.
             entry.portion = usable[: MOST_FRAMES_OF_A_PORTION + len(entry.in_flight)]
             entry.portion_at = read_at
-            for frame in frames:
-                if frame.id in entry.in_flight:
-                    entry.in_flight[frame.id] = read_at  # not committed when these were counted
+            for frame_id in entry.in_flight.keys() & {frame.id for frame in frames}:  # not committed when counted
+                entry.in_flight[frame_id] = max(entry.in_flight[frame_id], read_at)
             entry.came_at = {frame.id: entry.came_at.get(frame.id, read_at) for frame in entry.portion}
             if not frames and back_in is not None:
                 entry.back_at = now + back_in
@@ -340,8 +354,8 @@ class Backlog:
                 self.fail(layer_id, f"its counter says that {waiting} frames wait, and none does")
 
     def portion_sizes(self, wanted: Iterable[Waiting]) -> dict[str, int]:
-        """How many frames of each layer to read: as many usable ones as plans have in flight, at least a few; and
-        besides as many as are in flight or taken, because the read finds those as well."""
+        """How many frames of each layer to read: as many usable ones as plans have in flight or the last one booked, at
+        least a few; and besides as many as are in flight or taken, because the read finds those as well."""
         with self._lock:
             sizes = {}
             for waiting in wanted:
@@ -349,18 +363,17 @@ class Backlog:
                 if entry is not None:
                     # Booked frames are not among them: a read from now on does not find them waiting.
                     unusable = len(entry.in_flight) + len(entry.taken)
-                    usable = max(FIRST_FRAMES_OF_A_PORTION, len(entry.in_flight))
+                    usable = max(FIRST_FRAMES_OF_A_PORTION, len(entry.in_flight), entry.booked_last())
                     sizes[waiting.layer.id] = min(MOST_FRAMES_OF_A_PORTION, usable) + unusable
             return sizes
 
     def versions(self, buckets: Collection[int] = ALL_BUCKETS) -> dict[str, str]:
-        """The versions of the layers here whose ids are in these buckets, the bad ones too."""
+        """The versions of the layers here whose jobs' ids are in these buckets, the bad ones too."""
         with self._lock:
-            known = {layer_id: entry.version for layer_id, entry in self._entries.items()}
-            known |= {layer_id: bad_layer.version for layer_id, bad_layer in self._bad.items()}
-        if len(buckets) == len(ALL_BUCKETS):
-            return known
-        return {layer_id: version for layer_id, version in known.items() if bucket_of(layer_id) in buckets}
+            known = [(entry.job.id, layer_id, entry.version) for layer_id, entry in self._entries.items()]
+            known += [(bad.job_id, layer_id, bad.version) for layer_id, bad in self._bad.items()]
+        jobs = {job_id for job_id in {job_id for job_id, *_ in known} if bucket_of(job_id) in buckets}
+        return {layer_id: version for job_id, layer_id, version in known if job_id in jobs}
 
     def stale(self) -> set[str]:
         """The ids of layers that are not planned before they have been read again."""
@@ -392,25 +405,21 @@ class Backlog:
             layers = {layer_id for show in shows for layer_id in show.entries}
             return layers | {bad.layer_id for bad in self._bad.values() if bad.show_id in show_ids}
 
-    def jobs_under(self, folder_ids: Collection[str]) -> set[str]:
-        """The jobs here of these folders."""
-        with self._lock:
-            return {entry.job.id for entry in self._entries.values() if entry.job.folder_id in folder_ids}
-
     # What waits
 
     def waiting_tags(self) -> frozenset[tuple[str, str, str]]:
-        """Each tag of a waiting layer, with the ids of the layer's facility and show: (facility, show, tag)."""
+        """Each tag of a waiting layer, the bad ones too, as (facility id, show id, tag)."""
         with self._lock:
-            return frozenset((*place, tag) for place, show in self._shows.items() for tags in show.tags for tag in tags)
+            waiting = [(*place, tags) for place, show in self._shows.items() for tags in show.tags]
+            waiting += [(bad.facility_id, bad.show_id, bad.tags) for bad in self._bad.values()]
+            return frozenset((facility, show, tag) for facility, show, tags in waiting for tag in tags)
 
     def bad(self, show_id: str) -> list[LayerVerdict]:
         """The verdicts on the layers of a show whose rows make no sense."""
         with self._lock:
-            failed = (self._entries[layer_id] for layer_id in self._failed)
             found = [
                 BadLayer(entry.job.id, entry.layer.id, entry.job.show_id, entry.frames, entry.failed, entry.version)
-                for entry in failed
+                for entry in map(self._entries.__getitem__, self._failed)
             ]
             return [_failed(bad_layer) for bad_layer in (*self._bad.values(), *found) if bad_layer.show_id == show_id]
 
@@ -489,6 +498,7 @@ class Backlog:
                         entry.frames -= 1
                     entry.used_at = instant
                     if proc.proc_id in booked:
+                        entry.booked.pop(proc.frame.id, None)  # of an earlier try: the last is at the end
                         entry.booked[proc.frame.id] = _Booked(waited_at, instant)
                     else:
                         entry.taken[proc.frame.id] = instant + self._portion_seconds
@@ -535,7 +545,7 @@ class Backlog:
         self._bad.pop(layer.id, None)
         need, place = smallest_need(layer), Place(layer.tags, job.os_name, layer.threadable)
         if entry is None:
-            entry = _Entry(job, layer, layer.waiting_frames, need, place, version, read_at)
+            entry = _Entry(job, layer, layer.waiting_frames, need, place, version, read_at, read_at)
             self._entries[layer.id] = entry
             self._show_of(entry).add(entry)
         elif read_at < entry.read_at:
@@ -543,7 +553,7 @@ class Backlog:
         else:
             before, before_job = self._show_of(entry), entry.job.id
             before.remove(entry)
-            if entry.stale:
+            if entry.stale and read_at >= entry.counted_at:
                 entry.portion, entry.stale = None, False
                 self._stale.discard(layer.id)
             entry.job, entry.layer, entry.need, entry.place, entry.version = job, layer, need, place, version
@@ -563,14 +573,16 @@ class Backlog:
 
     def _count(self, entry: _Entry, waiting: int, read_at: float) -> None:
         """Take over how many frames wait, less those booked that the read cannot know of."""
-        entry.forget_booked(read_at)
-        entry.frames = waiting - sum(frame.waited_at >= read_at for frame in entry.booked.values())
+        entry.forget_booked(min(read_at, self._clock() - self._portion_seconds))
+        if read_at < entry.counted_at:
+            return  # a portion that comes late: what was counted since knows better
+        entry.frames = waiting - sum(frame.waited_at >= read_at for _, frame in entry.booked_since(read_at))
         entry.counted_at = read_at
 
     def _forget(self, layer_id: str, read_at: float) -> None:
         """Drop a layer that a read which began at ``read_at`` did not find, or whose rows it found to make no sense."""
         entry = self._entries.get(layer_id)
-        if entry is None or read_at < entry.read_at or entry.forget_booked(read_at):
+        if entry is None or read_at < entry.read_at or any(entry.booked_since(read_at)):
             return
         show = self._show_of(entry)
         show.remove(entry)
@@ -713,19 +725,13 @@ class BacklogWork:
         clock = self._backlog._clock()
         with self._backlog._lock:
             aside = list(self._show.aside.values())
-        times = [
-            at
-            for entry in aside
-            if entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags)
-            for at in self._times(entry, clock)
-            if at > 0
-        ]
-        return min(times, default=None)
+        mine = (entry for entry in aside if entry.frames > 0 and not entry.place.tags.isdisjoint(cluster.tags))
+        return min((wait for entry in mine if (wait := self._starts_in(entry, clock)) > 0), default=None)
 
-    def _times(self, entry: _Entry, clock: float) -> Iterator[float]:
-        if entry.layer.starts_at is not None:
-            yield entry.layer.starts_at - self._now
-        yield entry.back_at - clock
+    def _starts_in(self, entry: _Entry, clock: float) -> float:
+        """Seconds until the times that keep a layer from being planned are over; 0 or less where they are."""
+        times = entry.job.quarantined_until, entry.layer.starts_at
+        return max([entry.back_at - clock, *(at - self._now for at in times if at is not None)])
 
     def least_need(self, tags: Iterable[str]) -> Resources:
         wanted = frozenset(tags)

@@ -52,8 +52,8 @@ that ended meanwhile still count. This matters little to locality, which asks fo
 the share of a layer see PART_OF_SHARE."""
 PART_OF_SHARE = 2
 """A read of a host where some layer has more than its share divided by this is not believed: some of its frames may
-have ended, and with a few that a plan adds the layer would seem to have all its share. What runs there is read each
-time."""
+have ended, and with a few that a plan adds the layer would seem to have all its share. Its turn there would go to
+another show, for good, so what runs there is read each time."""
 FIRST_READ_HOSTS = 5_000
 """How many hosts a pass waits for when it reads a group first: half a second. In a larger farm the others follow in the
 background, so that the first plan of a process comes as soon on any farm."""
@@ -512,12 +512,7 @@ class HostCache:
         """
         strategy, known_to, score = order
         with self._lock:
-            indexes = [
-                index
-                for group in self._groups_with(groups)
-                for alloc_id, index in group.by_alloc.items()
-                if allocs is None or alloc_id in allocs
-            ]
+            indexes = self._indexes(groups, allocs)
             if only is None and known_to is not None:
                 for host in filter(accept, self._known(known_to, indexes, need, strategy)):
                     return host
@@ -533,6 +528,13 @@ class HostCache:
             if score is None:
                 return next(accepted, None)
             return min(islice(accepted, SCORED_CANDIDATES), key=score, default=None)
+
+    def has_idle(self, groups: HostGroups, need: Resources, *, allocs: Collection[str] | None = None) -> bool:
+        """Whether a host of the groups has ``need`` idle. ``allocs``: hosts of other allocations do not count."""
+        with self._lock:
+            # Index by index: where any host will do, no order of all is made.
+            ranked = (index.ranked(need, HostOrder().strategy) for index in self._indexes(groups, allocs))
+            return next(chain.from_iterable(ranked), None) is not None
 
     def idle_cores(self, clusters: Iterable[Cluster], *, most: float = math.inf) -> int:
         """Whole cores idle on the hosts of these clusters' tags, each host once; no more are counted when there are
@@ -633,6 +635,15 @@ class HostCache:
         for part in self._parts.values():
             if part.facility_id == host.facility_id and bucket in part.buckets:
                 yield from (part.groups[tag] for tag in host.tags if tag in part.groups)
+
+    def _indexes(self, groups: HostGroups, allocs: Collection[str] | None) -> list[HostIndex]:
+        """The indexes of the groups, those of these allocations alone."""
+        return [
+            index
+            for group in self._groups_with(groups)
+            for alloc_id, index in group.by_alloc.items()
+            if allocs is None or alloc_id in allocs
+        ]
 
     def _groups_with(self, groups: HostGroups) -> list[_Group]:
         part = self._parts.get((groups.facility_id, groups.shard))

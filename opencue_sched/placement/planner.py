@@ -106,7 +106,9 @@ class Planner:
 
     def _forget_failures(self) -> None:
         for show in self._shows:
-            show.reaches = {}
+            # Where nothing failed there is nothing to forget: by now more is idle, not less.
+            known = show.reaches.items()
+            show.reaches = {tags: reach for tags, reach in known if not (reach.closed or reach.nothing_idle)}
         # A search that failed answers for every later search of the same place that needs at least as much.
         self._all_refused: defaultdict[_SearchPlace, list[Resources]] = defaultdict(list)
         """Needs for which hosts were found, and all of them refused."""
@@ -621,9 +623,7 @@ class Planner:
         least, cluster = show.work.least_need(reach.tags), show.work.clusters[0]
         allocs = self.headroom.open_allocs(cluster.show_id, least.cores)
         groups = HostGroups(cluster.facility_id, reach.tags, cluster.shard)
-        order = HostOrder(self.policy.queue.host_booking_strategy)
-        host = self.pool.find(groups, least, order, lambda _host: True, allocs=allocs)
-        if host is None:
+        if not self.pool.has_idle(groups, least, allocs=allocs):
             reach.closed, reach.nothing_idle = True, [least]
             if not allocs:
                 for cluster_at_cap in show.work.clusters:

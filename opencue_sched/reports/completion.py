@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
@@ -94,8 +94,8 @@ def end_runs(releaser: Releaser, requests: Sequence[Request], note: Note = no_no
 def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
     """Run ``step`` in a transaction, and again with more counters locked when it raises WiderLocks.
 
-    Deadlocks (with a Cuebot or a person in psql; ours lock in one order), serialization failures and locks that are not
-    available are retried too.
+    Deadlocks (with a Cuebot or a person in psql; ours lock in one order), serialization failures, locks that are not
+    available and plans that are outdated are retried too.
     """
     wider = release.Counters()
     for attempt in range(1, _ATTEMPTS + 1):
@@ -105,7 +105,7 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
         except release.WiderLocks as found:
             wider |= found.counters
         except DBAPIError as error:
-            if attempt == _ATTEMPTS or classify(error) not in (Failure.REPEAT, Failure.BUSY):
+            if attempt == _ATTEMPTS or classify(error) not in (Failure.REPEAT, Failure.BUSY, Failure.OUTDATED):
                 raise
             _log.info("release_retried", error=describe(error), attempt=attempt)
             # A random pause, so that the transactions of a deadlock do not start over together.
@@ -296,8 +296,10 @@ class Releaser:
         stopped: list[str] = []
         for start in range(0, len(requests), MOST_TOGETHER):
             part = requests[start : start + MOST_TOGETHER]
-            for request, outcome in zip(part, self._end(part, note, stopped), strict=True):
-                self._record(request, outcome)
+            ended = self._end(part, note, stopped)
+            log = _log.bind()  # once: each call of an unbound logger would bind one
+            for request, outcome in zip(part, ended, strict=True):
+                self._record(log, request, outcome)
                 outcomes.append(outcome)
         return outcomes
 
@@ -334,21 +336,21 @@ class Releaser:
         else:
             announce(self.ledger, self.changes, self.count, procs, hosts)
 
-    def _record(self, request: Request, outcome: RunOutcome) -> None:
+    def _record(self, to: Any, request: Request, outcome: RunOutcome) -> None:
         """Log what became of a run, and count it if its end was reported."""
         fields: dict[str, object] = {"proc": request.proc_id, "frame": request.frame_id}
         if isinstance(request, LostRun):
-            kind, event, log = "lost_run", "lost_run_ended", _log.info
+            kind, event, log = "lost_run", "lost_run_ended", to.info
             fields["reason"] = request.reason
         else:
             self.count(f"completion_{outcome.verdict.value}")
             applied = outcome.state is not None
             kind, event = "completion", "frame_completed" if applied else "completion_ignored"
-            log = _log.debug if applied else _log.info
+            log = to.debug if applied else to.info
             fields |= {"name": request.name, "host": request.host_name}
             fields |= {"exit_status": request.exit_status, "exit_signal": request.exit_signal}
         if outcome.error is None:
             log(event, state=outcome.state, verdict=outcome.verdict.value, **fields)
         else:
             trace = None if isinstance(outcome.error, DBAPIError) else outcome.error
-            _log.error(f"{kind}_refused", error=describe(outcome.error), exc_info=trace, **fields)
+            to.error(f"{kind}_refused", error=describe(outcome.error), exc_info=trace, **fields)

@@ -24,7 +24,8 @@ from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
-"""How many completions may wait for the database; further ones are refused, and RQDs send them again."""
+"""How many completions may wait for the database; further ones are refused. RQDs that do not send them again show in
+their host reports that the frames have ended."""
 SHORTEST_GATHER_SECONDS, LONGEST_GATHER_SECONDS = 0.01, 0.05
 """How long completions wait for others, while fewer than MOST_TOGETHER do, to be applied with them: as long as those
 before them took, within these bounds. A transaction of few costs as much planning, and as many messages, as one of
@@ -35,6 +36,17 @@ _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 class NotAccepting(SchedulerError):
     """The service is stopping, or too many completions wait for the database."""
+
+
+class CompletionRefused(SchedulerError):
+    """The end of a frame cannot be written: the database refused it, or a bug did. The text goes to the RQD."""
+
+    def __init__(self, report: CompletedFrame, error: Exception) -> None:
+        super().__init__(
+            f"the end of frame {report.frame_id} ({report.name}) on host {report.host_name} was not written: "
+            f"{describe(error)}; mend what stands in its way: the frame stays RUNNING until the reaper finds that its "
+            "run is lost"
+        )
 
 
 class CompletionBatcher:
@@ -88,7 +100,7 @@ class CompletionBatcher:
             return len(self._queue)
 
     def submit(self, report: CompletedFrame) -> Future[RunOutcome]:
-        """Queue a completion; the future ends with its outcome, or the error the database refused it with."""
+        """Queue a completion; the future ends with its outcome, or with CompletionRefused or NotAccepting."""
         with self._wake:
             if self._stopping:
                 raise NotAccepting("the report service is stopping")
@@ -120,12 +132,12 @@ class CompletionBatcher:
             retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
             gather_seconds = min(max(SHORTEST_GATHER_SECONDS, time.monotonic() - began), LONGEST_GATHER_SECONDS)
             with self._wake:
-                for (_, done), outcome in zip(batch, outcomes, strict=True):
+                for (report, done), outcome in zip(batch, outcomes, strict=True):
                     self._queue.popleft()
                     if done.done():  # stop() has given it up
                         continue
                     if outcome.error is not None:
-                        done.set_exception(outcome.error)
+                        done.set_exception(CompletionRefused(report, outcome.error))
                     else:
                         done.set_result(outcome)
 

@@ -13,7 +13,7 @@ import structlog
 from opencue_proto import report_pb2
 from sqlalchemy import Connection
 
-from opencue_sched.clients.postgres import ask
+from opencue_sched.clients.postgres import ask, planned_anew
 from opencue_sched.clients.store_errors import Failure, classify, is_trouble
 from opencue_sched.domain.clusters import ClusterKind, normalise_tag
 from opencue_sched.domain.states import HardwareState, LockState
@@ -110,7 +110,7 @@ class HostReports:
 
     def boot(self, report: report_pb2.BootReport) -> None:
         """Handle the report of an RQD that has started. Raises InvalidInput when the report cannot be of a host."""
-        self._host(read_report(report), boot=True)
+        planned_anew(self._host, read_report(report), boot=True)
 
     def statuses(self, reports: Sequence[StatusReport]) -> list[StatusOutcome]:
         """Handle regular reports of different hosts together, and return the outcomes in the order of the reports.
@@ -143,7 +143,7 @@ class HostReports:
         if not statuses:
             return
         try:
-            step(statuses)
+            planned_anew(step, statuses)
         except Exception as error:
             if is_trouble(error):
                 raise
@@ -163,7 +163,7 @@ class HostReports:
         for status, row in zip(statuses, rows, strict=True):
             try:
                 if row is None or is_outdated(row, status.host):
-                    row = self._host(status.host, boot=False)
+                    row = planned_anew(self._host, status.host, boot=False)
             except Exception as error:
                 if is_trouble(error) and classify(error) not in (Failure.BUSY, Failure.REPEAT):
                     raise

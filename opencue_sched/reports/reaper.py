@@ -37,7 +37,7 @@ MOST_RUNS = 2000
 is chosen at random."""
 
 REAP_SECONDS = 30.0
-"""How long after its begin a reap begins kills. The last kill takes up to twice ``rqd.timeout`` more."""
+"""How long after its begin a reap begins kills. The last kill takes up to twice ``rqd.timeout`` and a second more."""
 
 LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""

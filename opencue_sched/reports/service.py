@@ -7,12 +7,10 @@ of them do about one run, the database lets one win.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -37,9 +35,11 @@ from opencue_sched.reports.reported_host import LONGEST_FULL_NAME, checked_name
 from opencue_sched.reports.reported_runs import check_frame
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.reports.unreadable import UnreadableMessages
+from opencue_sched.reports.waiting_calls import NOTHING, Refusal, Send, WaitingCalls
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Settings
+from opencue_sched.signals import StopOrder
 from opencue_sched.store.hosts import full_names
 
 _log = structlog.get_logger(__name__)
@@ -52,10 +52,6 @@ GATHER_SECONDS = 0.1
 """How long reports wait for others, while fewer than REPORTS_TOGETHER do, to be handled with them."""
 KILL_THREADS = 8
 """How many threads end processes on hosts."""
-
-
-_NOTHING = b""
-"""A message without fields, or with zeros in all of them: the answer to each call that is served."""
 
 
 class NotServed(grpc.GenericRpcHandler):
@@ -71,7 +67,7 @@ class NotServed(grpc.GenericRpcHandler):
         """gRPC's hook: the handler of one call."""
         called = handler_call_details.method.strip("/").replace("/", ".")
         if called == "cue.CueInterface.GetSystemStats":
-            return grpc.unary_unary_rpc_method_handler(lambda _request, _context: _NOTHING)
+            return grpc.unary_unary_rpc_method_handler(lambda _request, _context: NOTHING)
         text = (
             f"{called} is not served by opencue-sched's report service, which serves RQDs alone; see opencue-sched "
             "--help (docs/cueadmin.md has the command for each of cueadmin's)"
@@ -89,7 +85,7 @@ CONNECTION_AGE_SECONDS = 600.0
 services behind an address starts again, all hosts would stay with the other."""
 _CONNECTION_GRACE_SECONDS = 30.0
 """How long calls under way have when their connection has become too old: more than the longest of them takes
-(_ANSWER_SECONDS)."""
+(ANSWER_SECONDS)."""
 
 VANISHED_PEER_SECONDS = 10.0
 """The time after which the RQD of a call is asked whether it is still there.
@@ -99,15 +95,16 @@ two hosts that vanished in the middle of theirs would keep all status reports wa
 become too old."""
 
 MOST_CALLS = 4_000
-"""How many calls are taken at once; gRPC refuses further ones."""
-_CALL_THREADS = 256
-"""Completions that wait to be committed, each with a thread: half of them make a batch while the other half is written.
-Threads are made as they are needed."""
+"""How many calls are taken at once, and how many completions may wait for their answers. Further calls are refused;
+further completions are kept, and answered as one that PostgreSQL does not answer in time."""
+_CALL_THREADS = 32
+"""How many threads take completions, which are answered later (WaitingCalls). A few do it, and each that waits for an
+RQD which sends no message keeps one."""
 _HOST_REPORT_CALL_THREADS = 2
-"""Boot and status reports, which are answered at once, have threads of their own: they would wait behind completions.
-And a few threads that find the next call when they are done cost less than many that are woken in turn."""
+"""Boot and status reports have threads of their own: none waits behind completions.
+A few threads that find the next call when they are done cost less than many that are woken in turn."""
 _INTERFACE = "report.RqdReportInterface"
-_ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 20.0
 """How long an RQD waits for the answer that its completion was committed."""
 _STOP_SECONDS = 10.0
 """How long calls under way, and completions that wait, have at a stop."""
@@ -162,6 +159,7 @@ class ReportService:
             killer,
             settings.scheduler.facility,
         )
+        self._waiting = WaitingCalls(_refusal, too_late=_TOO_LATE, seconds=ANSWER_SECONDS)
         self._server: grpc.Server | None = None
         self._stopping = threading.Event()
         self._warn = lru_cache(maxsize=10_000)(
@@ -186,6 +184,7 @@ class ReportService:
                 f"the report service cannot listen on {address} ({error}); set OPENCUE_SCHED_RELEASE__HOST and __PORT"
             ) from error
         self.completions.start()
+        self._waiting.start()
         server.start()
         self._server = server
         _log.info("report_service_started", host=self._settings.host, port=self.port)
@@ -201,6 +200,7 @@ class ReportService:
         self.inbox.close()
         self._kills.close()
         stopped.wait(timeout=_STOP_SECONDS)
+        self._waiting.stop()
         _log.info("report_service_stopped", abandoned=abandoned)
         return abandoned
 
@@ -272,26 +272,28 @@ class ReportService:
         messages = UnreadableMessages(self.count, self._clock)
         host_reports = ThreadPoolExecutor(_HOST_REPORT_CALL_THREADS, thread_name_prefix="host-report")
 
-        def handler(
-            name: str, message: type[Message], take: Callable[[Any, Any], bytes], threads: ThreadPoolExecutor | None
-        ) -> grpc.RpcMethodHandler[bytes, bytes]:
-            answer: Any = messages.read_for(f"/{_INTERFACE}/{name}", message, take)
-            answer.experimental_thread_pool = threads
-            return grpc.unary_unary_rpc_method_handler(answer)
+        def read(name: str, message: type[Message], take: Callable[..., Any]) -> Any:
+            return messages.read_for(f"/{_INTERFACE}/{name}", message, take)
 
-        calls = {
-            "ReportRunningFrameCompletion": (
-                report_pb2.RqdReportRunningFrameCompletionRequest,
-                self._take_completion,
-                None,
-            ),
-            "ReportStatus": (report_pb2.RqdReportStatusRequest, self._take_status, host_reports),
-            "ReportRqdStartup": (report_pb2.RqdReportRqdStartupRequest, self._take_boot, host_reports),
+        completion: Any = read(
+            "ReportRunningFrameCompletion", report_pb2.RqdReportRunningFrameCompletionRequest, self._take_completion
+        )
+        # gRPC has handlers that answer after they have returned for calls with any number of answers. RQDs, which wait
+        # for one, see no difference.
+        completion.experimental_non_blocking = True
+        status: Any = read("ReportStatus", report_pb2.RqdReportStatusRequest, self._take_status)
+        boot: Any = read("ReportRqdStartup", report_pb2.RqdReportRqdStartupRequest, self._take_boot)
+        status.experimental_thread_pool = boot.experimental_thread_pool = host_reports
+        return {
+            "ReportRunningFrameCompletion": grpc.unary_stream_rpc_method_handler(completion),
+            "ReportStatus": grpc.unary_unary_rpc_method_handler(status),
+            "ReportRqdStartup": grpc.unary_unary_rpc_method_handler(boot),
         }
-        return {name: handler(name, *call) for name, call in calls.items()}
 
-    def _take_completion(self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any) -> bytes:
-        """Take the end of a frame; answers once it is committed."""
+    def _take_completion(
+        self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any, send: Send
+    ) -> None:
+        """Take the end of a frame, which is answered by ``send`` once it is committed."""
         report = request.frame_complete_report
         try:
             check_frame(report.frame, "frame.", needs_ids=True)
@@ -300,27 +302,27 @@ class ReportService:
                 silent_seconds=self._reports.silences.seconds(report.host.name, report.frame),
                 received_at=self._clock(),
             )
-            self.completions.submit(completed).result(timeout=_ANSWER_SECONDS)
+            done = self.completions.submit(completed)
         except InvalidInput as refusal:
             self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         except NotAccepting as refusal:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
-        except FutureTimeout:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "PostgreSQL does not answer; the completion is kept for later")
-        except Exception as error:
-            context.abort(grpc.StatusCode.INTERNAL, f"the completion was refused: {error}")
-        return _NOTHING
+            context.abort(*_refusal(refusal))
+        else:
+            # Where too many wait, it is applied all the same: an RQD may tell of an end once and never again.
+            if len(self._waiting) >= MOST_CALLS:
+                context.abort(*_TOO_LATE)
+            self._waiting.put(done, context, send)
 
     def _take_status(self, request: report_pb2.RqdReportStatusRequest, context: Any) -> bytes:
         """Take a host's regular report; answers before it is handled."""
         self._accept(request.host_report, context, status=request.host_report, received_at=time.monotonic())
-        return _NOTHING
+        return NOTHING
 
     def _take_boot(self, request: report_pb2.RqdReportRqdStartupRequest, context: Any) -> bytes:
         """Take the report of an RQD that has started; answers before it is handled."""
         self._accept(request.boot_report, context, boot=request.boot_report)
-        return _NOTHING
+        return NOTHING
 
     def _accept(self, report: Any, context: Any, **mail: Any) -> None:
         try:
@@ -331,6 +333,16 @@ class ReportService:
         if not self.inbox.put(report.host.name, **mail):
             self.count("report_queue_full")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
+
+
+_TOO_LATE = (grpc.StatusCode.UNAVAILABLE, "PostgreSQL does not answer; the completion is kept for later")
+"""The answer to a completion that is not committed after ANSWER_SECONDS."""
+
+
+def _refusal(error: BaseException) -> Refusal:
+    """What the sender of a completion is told that was not applied: CompletionRefused or NotAccepting."""
+    code = grpc.StatusCode.UNAVAILABLE if isinstance(error, NotAccepting) else grpc.StatusCode.INTERNAL
+    return code, str(error)
 
 
 def read_completion(
@@ -376,14 +388,11 @@ def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
-            signal.signal(number, lambda *_: stopping.set())
+    stop_order = StopOrder()
     with open_service(settings, count) as service:
         service.start()
         alive()
-        while not stopping.wait(_PULSE_SECONDS):
+        while not stop_order.wait(_PULSE_SECONDS):
             if service.completions.running:
                 alive()
         return 1 if service.stop() else 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
+
+_Answer = TypeVar("_Answer")
 
 _log = structlog.get_logger(__name__)
 
@@ -30,18 +32,17 @@ class UnreadableMessages:
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def read_for(
-        self, call: str, message: type[Message], answer: Callable[[Any, Any], bytes]
-    ) -> Callable[[bytes, Any], bytes]:
-        """A function for gRPC that reads the ``message`` of a call, by its path, and has ``answer`` answer it."""
+    def read_for(self, call: str, message: type[Message], answer: Callable[..., _Answer]) -> Callable[..., _Answer]:
+        """A function for gRPC that reads the ``message`` of a call, by its path, and has ``answer`` answer it, which is
+        called with the message and what else gRPC gives: the context, and to some a function that sends answers."""
 
-        def read_and_answer(content: bytes, context: Any) -> bytes:
+        def read_and_answer(content: bytes, context: Any, *send: Any) -> _Answer:
             try:
                 request = message.FromString(content)
             except DecodeError as error:
                 self._tell(context.peer(), call)
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be read: {error}")
-            return answer(request, context)
+            return answer(request, context, *send)
 
         return read_and_answer
 

@@ -46,7 +46,7 @@ NAME_BELIEVED_SECONDS = 60.0
 """How long after a host's RQD told its name frames are launched over that connection without asking for it again."""
 _WARN_SECONDS = 60.0
 """The time between two warnings of one host."""
-_SHORTEST_TELLING_SECONDS = 1.0
+SHORTEST_TELLING_SECONDS = 1.0
 """The shortest deadline whose end says something of a host: a call with less may end for want of time alone."""
 _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
@@ -324,7 +324,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED
         if details.wait_for_ready:
             return  # a host that is DOWN was asked whether it is there again: see RqdKiller.answers
-        if late and seconds is not None and seconds < min(_SHORTEST_TELLING_SECONDS, self.settings.timeout):
+        if late and seconds is not None and seconds < min(SHORTEST_TELLING_SECONDS, self.settings.timeout):
             return  # the rest of a caller's time, not enough for an answer
         now = self._clock()
         host.named_at = -math.inf  # the next connection may lead elsewhere

@@ -23,7 +23,7 @@ import structlog
 from opencue_proto import report_pb2, rqd_pb2
 
 from opencue_sched.errors import RqdFailure
-from opencue_sched.rqd.channels import RqdChannels, describe
+from opencue_sched.rqd.channels import SHORTEST_TELLING_SECONDS, RqdChannels, describe
 
 _log = structlog.get_logger(__name__)
 
@@ -73,9 +73,9 @@ class Fate(StrEnum):
     NOT_RUNNING = "not_running"
     """RQD confirmed that no process of the frame runs."""
     UNCONFIRMED = "unconfirmed"
-    """RQD answered, and did not confirm in time that no process runs."""
+    """RQD answered, if only at first, and did not confirm in time that no process runs."""
     UNREACHABLE = "unreachable"
-    """The host's RQD did not answer, and took no kill."""
+    """The host's own RQD did not answer once."""
 
 
 def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:
@@ -134,14 +134,17 @@ def kill_and_confirm(
 
     NOT_RUNNING: RQD was asked to kill the frame (or did not know it), and a report taken after that neither lists the
     frame nor shows one being set up. RUNNING, with ``adopt`` only: it runs for ``ref.proc_id`` and is left alone.
-    UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``; a last kill may take that besides).
+    UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``). A last look may take
+    SHORTEST_TELLING_SECONDS besides, and a last kill ``rqd.timeout``.
     The frame must still belong to ``ref.proc_id`` (see `kill`).
     """
     limit = time.monotonic() + (timeout or channels.settings.timeout)
-    killed = asked = False
+    answered = killed = asked = False
     while True:
-        left = max(0.05, limit - time.monotonic())  # gRPC gives up at once on a deadline that is over
+        # A look with less time may end without an answer though its RQD answers all others.
+        left = max(SHORTEST_TELLING_SECONDS, limit - time.monotonic())
         seen = look(channels, ref, timeout=min(left, channels.settings.timeout))
+        answered = answered or seen.place is not Whereabouts.UNREACHABLE
         if adopt and seen.place is Whereabouts.OURS and not killed:
             return Fate.RUNNING, seen.detail
         if asked and seen.place is Whereabouts.ABSENT:
@@ -159,8 +162,7 @@ def kill_and_confirm(
                 if not accepted and time.monotonic() < limit:
                     continue  # RQD knew no such frame: no process has to end before the next look
         if time.monotonic() >= limit:
-            unreachable = seen.place is Whereabouts.UNREACHABLE and not killed
-            return Fate.UNREACHABLE if unreachable else Fate.UNCONFIRMED, seen.detail
+            return Fate.UNCONFIRMED if answered else Fate.UNREACHABLE, seen.detail
         time.sleep(min(_POLL_SECONDS, max(0.0, limit - time.monotonic())))
 
 
@@ -201,7 +203,7 @@ class RqdKiller:
         return True
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
-        """Kill a frame and wait until RQD confirms that it does not run (at most twice rqd.timeout)."""
+        """Kill a frame and wait until RQD confirms that it does not run (at most twice rqd.timeout and a second)."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
 
     def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:

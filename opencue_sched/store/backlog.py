@@ -61,6 +61,7 @@ class LayerVersion(NamedTuple):
     """The version of a layer, and its count of waiting frames: a layer that has another version is read again."""
 
     layer_id: str
+    job_id: str
     waiting_frames: int
     version: str
 
@@ -85,27 +86,19 @@ _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer =
                            WHERE ll.pk_layer = l.pk_layer ORDER BY ll.pk_limit_record) END"""
 # The version: xmin is another after every UPDATE of a row, by any program. Of job_resource only the priority is kept,
 # and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
-_VERSION = """concat(l.xmin, ':', j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':',
-                     extract(epoch FROM q.until), ':', array_to_string({limits}, ' '))"""
-# The tables of which a version is made.
-_JOINS = """
-    FROM layer_stat ls
-    JOIN layer l ON l.pk_layer = ls.pk_layer
-    JOIN job j ON j.pk_job = l.pk_job
-    JOIN show s ON s.pk_show = j.pk_show
-    LEFT JOIN job_resource r ON r.pk_job = j.pk_job
-    LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-    LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
-"""
-_WAITS = f"""
-    WHERE ls.int_waiting_count > 0 AND {JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
-      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
-"""
+_JOB_VERSION = "concat(j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':', extract(epoch FROM q.until))"
+_VERSION = "concat(l.xmin, ':', {job_version}, ':', array_to_string({limits}, ' '))"
+# What lets the index of waiting jobs serve, in which paused ones are not.
+_SWITCHED_ON = "str_state = 'PENDING' AND b_paused = false"
+_JOB_MAY_RUN = f"""{JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
+      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))"""
+_WAITS = f"WHERE ls.int_waiting_count > 0 AND {_JOB_MAY_RUN}"
 # What a layer of the backlog is made of; {limits} and {starts} depend on the schema.
 _COLUMNS = f"""
     SELECT l.pk_layer, l.pk_job, l.str_name, l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min,
            l.int_gpus_min, l.int_gpu_mem_min, l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count,
-           {{limits}} AS limit_ids, {_VERSION} AS version,
+           CAST(CAST(ls.xmin AS text) AS bigint) AS count_version,
+           {{limits}} AS limit_ids, {_VERSION.replace("{job_version}", _JOB_VERSION)} AS version,
            CASE WHEN {{starts}} > now() THEN CAST(extract(epoch FROM {{starts}}) AS double precision) END AS starts_at,
            CASE WHEN u.int_frame_success_count > 0
                 THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds,
@@ -116,9 +109,27 @@ _COLUMNS = f"""
 """  # noqa: S608 - only our own constants
 
 # All layers of the backlog.
-_ALL_LAYERS = f"{_COLUMNS} {_JOINS} LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer {_WAITS}".replace(
-    "{limits}", _LIMIT_IDS
-)
+_ALL_LAYERS = f"""
+    {_COLUMNS}
+    FROM layer_stat ls
+    JOIN layer l ON l.pk_layer = ls.pk_layer
+    JOIN job j ON j.pk_job = l.pk_job
+    JOIN show s ON s.pk_show = j.pk_show
+    LEFT JOIN job_resource r ON r.pk_job = j.pk_job
+    LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+    LEFT JOIN opencue_sched_quarantine q ON q.pk_job = j.pk_job
+    LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer
+    {_WAITS}
+""".replace("{limits}", _LIMIT_IDS)
+
+# The limits of each layer, looked up by their index.
+_LIMITS_LOOKED_UP = f"""CROSS JOIN LATERAL (
+        SELECT ARRAY(SELECT DISTINCT of_layer.pk_limit_record
+                     FROM {row_of("layer_limit", "of_layer", "pk_layer = l.pk_layer")}
+                     JOIN {row_of("limit_record", "its", "pk_limit_record = of_layer.pk_limit_record")} ON true
+                     ORDER BY 1) AS ids
+        OFFSET 0
+    ) limits"""  # noqa: S608 - only our own constants
 
 # The layers of the backlog that are named by themselves, by their job or by their show. Whatever the statistics say,
 # each is looked up by the index of its key: what one layer costs must not grow with the layers that wait, nor with the
@@ -134,7 +145,7 @@ _NAMED_LAYERS = f"""
         UNION
         SELECT of_job.pk_layer
         FROM unnest(CAST(:shows AS varchar[])) AS named(pk_show)
-        JOIN {row_of("job", "j", "pk_show = named.pk_show AND str_state = 'PENDING'")} ON {JOB_SWITCHED_ON}
+        JOIN {row_of("job", "j", f"pk_show = named.pk_show AND {_SWITCHED_ON}")} ON {JOB_SWITCHED_ON}
         JOIN {row_of("layer_stat", "of_job", "pk_job = j.pk_job")} ON of_job.int_waiting_count > 0
     )
     {_COLUMNS}
@@ -147,22 +158,33 @@ _NAMED_LAYERS = f"""
     LEFT JOIN {row_of("folder_resource", "f", "pk_folder = j.pk_folder")} ON true
     LEFT JOIN {row_of("opencue_sched_quarantine", "q", "pk_job = j.pk_job")} ON true
     LEFT JOIN {row_of("layer_usage", "u", "pk_layer = l.pk_layer")} ON true
-    CROSS JOIN LATERAL (
-        SELECT ARRAY(SELECT DISTINCT of_layer.pk_limit_record
-                     FROM {row_of("layer_limit", "of_layer", "pk_layer = l.pk_layer")}
-                     JOIN {row_of("limit_record", "its", "pk_limit_record = of_layer.pk_limit_record")} ON true
-                     ORDER BY 1) AS ids
-        OFFSET 0
-    ) limits
+    {_LIMITS_LOOKED_UP}
     {_WAITS}
 """.replace("{limits}", "limits.ids")  # noqa: S608 - only our own constants
 
-# The versions of all layers of the backlog whose ids are in some buckets, by the first byte of their MD5.
-_VERSIONS = f"""
-    SELECT ls.pk_layer, ls.int_waiting_count, {_VERSION.replace("{limits}", _LIMIT_IDS)} {_JOINS} {_WAITS}
-      AND (CAST(:buckets AS integer[]) IS NULL
-           OR get_byte(decode(left(md5(ls.pk_layer), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
-"""
+# The versions of all layers of the backlog whose jobs are in some buckets, by the first byte of the MD5 of their ids.
+# By way of shows and jobs: each worker of a fleet reads the layers of its own buckets alone, and nobody those of
+# finished jobs. Every id is above the empty text: the condition lets an index serve.
+_VERSIONS = prepared(f"""
+    {PLANNED_ONCE}
+    WITH of_job AS MATERIALIZED (
+        SELECT j.pk_job, {_JOB_VERSION} AS version
+        FROM (SELECT * FROM show WHERE pk_show > '' OFFSET 0) s
+        JOIN {row_of("job", "j", f"pk_show = s.pk_show AND {_SWITCHED_ON}")} ON true
+        LEFT JOIN {row_of("job_resource", "r", "pk_job = j.pk_job")} ON true
+        LEFT JOIN {row_of("folder_resource", "f", "pk_folder = j.pk_folder")} ON true
+        LEFT JOIN {row_of("opencue_sched_quarantine", "q", "pk_job = j.pk_job")} ON true
+        WHERE {_JOB_MAY_RUN}
+          AND (CAST(:buckets AS integer[]) IS NULL
+               OR get_byte(decode(left(md5(j.pk_job), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
+    )
+    SELECT ls.pk_layer, ls.pk_job, ls.int_waiting_count,
+           {_VERSION.replace("{job_version}", "of_job.version").replace("{limits}", "limits.ids")}
+    FROM of_job
+    JOIN {row_of("layer_stat", "ls", "pk_job = of_job.pk_job")} ON ls.int_waiting_count > 0
+    JOIN {row_of("layer", "l", "pk_layer = ls.pk_layer")} ON true
+    {_LIMITS_LOOKED_UP}
+""")  # noqa: S608 - only our own constants
 
 # The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
@@ -242,12 +264,12 @@ def fetch_layers(
 
 
 def fetch_versions(
-    connection: Connection, facts: SchemaFacts, *, facilities: Sequence[str] | None, buckets: Collection[int]
+    connection: Connection, *, facilities: Sequence[str] | None, buckets: Collection[int]
 ) -> list[LayerVersion]:
-    """The versions of all layers that fetch_layers() would list whose ids are in these buckets (domain/shards.py)."""
-    wanted = None if len(buckets) == BUCKETS else sorted(buckets)
-    statement = with_start_after(_VERSIONS, facts.has_start_after)
-    rows = connection.execute(statement, {"facilities": facilities, "buckets": wanted})
+    """The versions of all layers that fetch_layers() would list and whose jobs are in these buckets, by the jobs' ids
+    (domain/shards.py)."""
+    wanted = None if len(buckets) == BUCKETS else numbers(sorted(buckets))
+    rows = connection.execute(_VERSIONS, {"facilities": facilities, "buckets": wanted})
     return [LayerVersion(*row) for row in rows]
 
 
@@ -295,7 +317,7 @@ def _backlog_rows(rows: Iterable[Row[Any]]) -> BacklogRows:
             found.layers.append(WaitingLayer(job, layer, row.version))
         else:
             bad = row.pk_job, row.pk_layer, row.pk_show, row.int_waiting_count, str(layer), row.version
-            found.bad.append(BadLayer(*bad))
+            found.bad.append(BadLayer(*bad, row.pk_facility, _tags(row.str_tags)))
     return found
 
 
@@ -360,6 +382,7 @@ def _layer(row: Row[Any]) -> Layer:
         run_seconds=row.run_seconds,
         dispatch_order=row.int_dispatch_order,
         starts_at=row.starts_at,
+        count_version=row.count_version,
     )
 
 

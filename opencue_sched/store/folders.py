@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.pending import USED
 from opencue_sched.store.shows import INSERT_POINT
 
-# Each folder, its caps, what it gives to its jobs, and what its jobs wait for and use now.
+_WANTED = "(NOT CAST(:capped AS boolean) OR caps.int_max_cores > 0 OR caps.int_max_gpus > 0)"
+# Each folder, or each that has a cap, its caps, what it gives to its jobs, and what its jobs wait for and use now.
 _FOLDERS = text(
     f"""
     SELECT folder.pk_folder AS id, folder.str_name AS name, show.str_name AS show, show.b_active AS show_active,
@@ -34,9 +35,10 @@ _FOLDERS = text(
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
                   WHERE str_state = 'PENDING' GROUP BY pk_folder) work USING (pk_folder)
       LEFT JOIN (SELECT job.pk_folder, count(*) AS procs, {USED}
-                   FROM proc p JOIN job USING (pk_job) GROUP BY job.pk_folder) used USING (pk_folder)
+                   FROM proc p JOIN job USING (pk_job) JOIN folder_resource caps USING (pk_folder)
+                  WHERE {_WANTED} GROUP BY job.pk_folder) used USING (pk_folder)
       LEFT JOIN folder parent ON parent.pk_folder = folder.pk_parent_folder
-     WHERE CAST(:show AS varchar) IS NULL OR folder.pk_show = :show
+     WHERE (CAST(:show AS varchar) IS NULL OR folder.pk_show = :show) AND {_WANTED}
      ORDER BY show.str_name, level.int_level, folder.str_name, folder.pk_folder
     """  # noqa: S608 - only our own constant
 )
@@ -71,13 +73,14 @@ _MOVE_JOBS = (
 )
 
 
-def list_folders(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
-    """The folders of all shows, or of one, each show's root folder (the default) first.
+def list_folders(connection: Connection, show_id: str | None = None, *, capped: bool = False) -> Sequence[Row[Any]]:
+    """The folders of all shows, or of one, each show's root folder (the default) first. With ``capped`` those alone
+    that have a cap of cores or GPUs: what runs in no such folder is not read.
 
     ``min_centicores`` to ``max_gpus`` are a folder's caps, ``job_min_cores`` (centicores) to ``job_max_gpus`` what it
     gives to its jobs, ``used_cores`` and ``used_gpus`` what its procs take now.
     """
-    return connection.execute(_FOLDERS, {"show": show_id}).all()
+    return connection.execute(_FOLDERS, {"show": show_id, "capped": capped}).all()
 
 
 def move_jobs(connection: Connection, job_ids: Collection[str], folder: Row[Any]) -> None:

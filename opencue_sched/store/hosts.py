@@ -216,11 +216,13 @@ def _tags(*tags: str | None) -> frozenset[str]:
 
 
 # The tags of these hosts, looked up host by host: for a hundred hosts PostgreSQL would otherwise read the tags of all.
-_TAGS_OF_HOSTS = text(
+_TAGS_OF_HOSTS = prepared(
     f"""
-    SELECT unnest(ARRAY(SELECT {compared_tag("t.str_tag")} FROM host_tag t WHERE t.pk_host = wanted.pk_host))
-      FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
-    """  # noqa: S608 - only our own constant
+    {PLANNED_ONCE}
+    SELECT DISTINCT {compared_tag("t.str_tag")}
+    FROM unnest(CAST(:ids AS varchar[])) AS wanted(pk_host)
+    JOIN {row_of("host_tag", "t", "pk_host = wanted.pk_host")} ON true
+    """  # noqa: S608 - only our own constants
 )
 
 
@@ -277,7 +279,7 @@ def full_names(engine: Engine) -> Callable[[str], str]:
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:
     """The tags, as they are compared, that at least one of these hosts carries."""
-    return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": list(ids)}).scalars())
+    return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": texts(ids)}).scalars())
 
 
 # Hosts as people look at them, and what people change: locks, tags, allocation.

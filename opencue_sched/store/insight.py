@@ -102,24 +102,37 @@ def _cores_of(what: str, where: str = "true") -> str:
     return f"CAST(coalesce(sum({what}) FILTER (WHERE {where}), 0) AS double precision) / {CENTICORES_PER_CORE}"
 
 
-# Hosts by facility, allocation, state and lock: how many there are, and what they have.
+def _hosts(where: str = "true") -> str:
+    """SQL for the number of hosts in the groups for which ``where`` holds."""
+    return f"CAST(coalesce(sum(hosts) FILTER (WHERE {where}), 0) AS bigint)"
+
+
+# Hosts by facility, allocation, state and lock: how many there are, and what they have. Hosts are summed before they
+# are joined with their allocations, or all would be sorted twice with all their columns. Whether a host is late is a
+# group of its own, because PostgreSQL knows that it is true or false: a state computed from the time of its report
+# would make it expect as many groups as there are times, and sort all hosts.
 _HOST_GROUPS = text(
     f"""
-    WITH found AS (
-        SELECT facility.str_name AS facility, alloc.str_name AS name, alloc.pk_alloc AS id, alloc.str_tag AS tag,
-               alloc.b_default AS default, host.*, ts_ping, host.str_lock_state AS lock_state,
-               CASE WHEN host_stat.str_state = 'UP' AND host_stat.ts_ping
-                         < clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
-                    THEN 'SILENT' ELSE host_stat.str_state END AS state
-          FROM alloc JOIN facility USING (pk_facility)
-          LEFT JOIN (host JOIN host_stat USING (pk_host)) ON host.pk_alloc = alloc.pk_alloc
+    WITH summed AS (
+        SELECT pk_alloc, host.str_lock_state AS lock_state, host_stat.str_state AS reported,
+               ts_ping < (SELECT clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second')
+                   AS is_late,
+               count(*) AS hosts, max(ts_ping) AS ts_ping, sum(int_cores) AS int_cores,
+               sum(int_cores_idle) AS int_cores_idle
+          FROM host JOIN host_stat USING (pk_host)
+         GROUP BY pk_alloc, lock_state, reported, is_late
+    ), found AS (
+        SELECT facility.str_name AS facility, alloc.str_name AS name, pk_alloc AS id, alloc.str_tag AS tag,
+               alloc.b_default AS default, summed.*,
+               CASE WHEN reported = 'UP' AND is_late THEN 'SILENT' ELSE reported END AS state
+          FROM alloc JOIN facility USING (pk_facility) LEFT JOIN summed USING (pk_alloc)
          WHERE coalesce(alloc.b_enabled, true)
            AND (CAST(:facility AS varchar) IS NULL OR facility.str_name = :facility)
     )
-    SELECT facility, name, state, lock_state, id, tag, "default", count(pk_host) AS hosts,
+    SELECT facility, name, state, lock_state, id, tag, "default", {_hosts()} AS hosts,
            CAST(extract(epoch FROM clock_timestamp() - max(ts_ping)) AS double precision) AS report_age,
-           count(*) FILTER (WHERE state = 'UP' AND lock_state <> 'OPEN') AS hosts_locked,
-           count(*) FILTER (WHERE state <> 'UP') AS hosts_down,
+           {_hosts("state = 'UP' AND lock_state <> 'OPEN'")} AS hosts_locked,
+           {_hosts("state <> 'UP'")} AS hosts_down,
            {_cores_of("int_cores")} AS cores,
            {_cores_of("int_cores - int_cores_idle", "state = 'UP'")} AS booked,
            {_cores_of("int_cores_idle", "state = 'UP' AND lock_state = 'OPEN'")} AS idle,

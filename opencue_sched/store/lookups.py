@@ -21,6 +21,10 @@ PLANNED_ONCE = """
 """Stands before a statement that is prepared. The statement, and all others of the transaction that are prepared, are
 planned once for any parameters, and by indexes."""
 
+BY_KEYS = f"{AS_WRITTEN} {PLANNED_ONCE}"
+"""Stands before a statement that is prepared, as PLANNED_ONCE does, and has the planner look up row by row what the
+statement names, as AS_WRITTEN does."""
+
 
 def prepared(statement: str) -> TextClause:
     """The statement, or statements with semicolons between, marked to be prepared by each connection

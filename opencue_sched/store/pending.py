@@ -1,9 +1,10 @@
-"""What waits: the jobs, layers and frames of the clusters of a pass, and the headroom under their caps.
+"""What waits, by what it needs of a host and under which cap; which clusters have work; the bursts of subscriptions.
 
-What subscriptions have in use comes from the ledger; under folders and jobs that have a cap it is summed live from
-``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are rewritten only every two
-minutes for managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is 0 or -1; neither is used.
-Procs of a fraction of a core count as one core each.
+A pass plans from the layers that ``store.backlog`` reads; the queries here are those of sweeps, of the reservation
+task, of metrics and of ``doctor``. What runs under folders and jobs that have a cap is summed live from ``proc``.
+OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are rewritten only every two minutes for
+managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is 0 or -1; neither is used. Procs of a
+fraction of a core count as one core each.
 """
 
 from __future__ import annotations
@@ -189,8 +190,8 @@ _TAGS_OF_ALLOCATIONS = text(
     """  # noqa: S608 - only our own constant
 )
 
-# No condition that the pending-jobs query has not: it would let work wait unseen. Tags are unnested after DISTINCT:
-# many layers, few spellings.
+# The tags of all layers with waiting frames. No condition that layers of the backlog need not meet (store/backlog.py):
+# work would wait unseen. Tags are unnested after DISTINCT: many layers, few spellings.
 _WAITING_TAGS = text(
     f"""
     SELECT DISTINCT w.pk_facility, w.pk_show, tag
@@ -237,8 +238,8 @@ def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None
 
 
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
-    """The facilities, shows and tags for which work waits: a superset of what ``store.pending`` can return for any
-    cluster."""
+    """The facilities, shows and tags for which work waits: those of every frame that a pass can book, and perhaps of
+    more."""
     rows = connection.execute(_WAITING_TAGS, {"facility_ids": facilities})
     return frozenset((row.pk_facility, row.pk_show, row.tag) for row in rows)
 

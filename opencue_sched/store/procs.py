@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store.arrays import texts
-from opencue_sched.store.lookups import AS_WRITTEN
+from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared
 
 HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
                    coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
@@ -78,7 +78,7 @@ _RUNS = """
 """
 _READ_RUNS = text(_RUNS)
 # Statements of one message: the last sees what was committed before the others had their locks.
-_LOCK_AND_READ_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}; {_RUNS}")
+_LOCK_AND_READ_RUNS = prepared(f"{BY_KEYS} {_FRAMES}; {_PROCS}; {_RUNS}")
 # Delete procs; those deleted, with what each held and of whom.
 _DELETE_PROCS = text(
     """
@@ -208,4 +208,10 @@ def _named(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def _as_json(procs: Sequence[DeletedProc]) -> str:
-    return json.dumps([proc._asdict() for proc in procs])
+    return json.dumps(as_dicts(procs))
+
+
+def as_dicts(rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
+    """Rows of one statement with the names of its columns; an `_asdict` of each would look for the names again."""
+    names = rows[0]._fields if rows else ()
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -18,11 +18,13 @@ from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.booking import COUNTERS_OF_JOBS, COUNTERS_OF_LAYERS, lock_stats
+from opencue_sched.store.lookups import prepared
 from opencue_sched.store.procs import (
     LOCKED_HOSTS,
     LOCKED_SHOWS,
     RESTORED_HOSTS,
     DeletedProc,
+    as_dicts,
     delete_procs,
     lock_hosts,
     lock_runs,
@@ -33,7 +35,8 @@ from opencue_sched.store.procs import (
 # Stops frames that run. Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would
 # overflow: they stay at the largest. A run that ends with 299 (cleared) adds no seconds, and the history trigger
 # deletes its row. While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, and only a Cuebot ends that
-# state: so checkpointing is turned off.
+# state: so checkpointing is turned off. The state is compared so that no index serves: otherwise a plan made when
+# PostgreSQL knew of no frame that runs reads all of those.
 _STOPPED = """
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
@@ -48,7 +51,7 @@ _STOPPED = """
       FROM (SELECT *, current_timestamp + interval '1 second' AS at, CAST(exit_status <> 299 AS int) AS counted
               FROM json_to_recordset(CAST(:rows AS json))
                      AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint)) stop
-     WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
+     WHERE frame.pk_frame = stop.frame_id AND frame.str_state IS NOT DISTINCT FROM 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
     RETURNING frame.pk_frame AS id, frame.pk_layer AS layer_id, frame.pk_job AS job_id, frame.str_state AS state,
               stop.exit_status = 0 AS success, coalesce(stop.max_rss_kb, 0) AS max_rss_kb,
@@ -60,7 +63,9 @@ _STOPPED = """
 _STOP_FRAMES = text(_STOPPED)
 # One message: what the frame triggers and the release write is locked, in the order of every transaction, and the
 # frames are stopped.
-_LOCK_AND_STOP_FRAMES = text(f"{LOCKED_SHOWS}; {LOCKED_HOSTS}; {COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}; {_STOPPED}")
+_LOCK_AND_STOP_FRAMES = prepared(
+    f"{LOCKED_SHOWS}; {LOCKED_HOSTS}; {COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}; {_STOPPED}"
+)
 
 
 def _add_usage(table: str, *, more: str = "") -> str:
@@ -138,7 +143,7 @@ _LOWERED_MEMORY = """
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
 """
 # After procs ended: give their hosts back what they held, record usage, lower the memory of layers, count for shows.
-_RECORD_RUNS = text(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
+_RECORD_RUNS = prepared(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
 # Set the state of those of these frames that are in one of the expected states.
 _SET_FRAME_STATES = text(
     """
@@ -258,7 +263,8 @@ def record_runs(
     layer of which nothing was measured stays as it is. All is one message, the last of its transaction but where a job
     finishes.
     """
-    ended = [{**frame._mapping, "show": show_id} for frame, show_id in stopped]
+    frames = as_dicts([frame for frame, _ in stopped])
+    ended = [{**frame, "show": show_id} for frame, (_, show_id) in zip(frames, stopped, strict=True)]
     connection.execute(
         _RECORD_RUNS,
         {

@@ -6,21 +6,21 @@ is skipped (SKIP LOCKED) and written by the next report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.store import frame_memory
 from opencue_sched.store.arrays import numbers, texts
-from opencue_sched.store.lookups import AS_WRITTEN
+from opencue_sched.store.lookups import BY_KEYS, prepared
 from opencue_sched.store.reports import lock_free_hosts
 
 UNCHANGED_SECONDS = 60.0
 """A frame whose memory and log stay as they are is written this often: frames without a proc are lost, and processes
 without one are killed, by how long ago their frame was written."""
 
-_BY_KEY = f"SELECT set_config('enable_bitmapscan', 'off', true); {AS_WRITTEN}"
+_BY_KEY = f"SELECT set_config('enable_bitmapscan', 'off', true); {BY_KEYS}"
 # Undo _BY_KEY: the statements after this one are planned as PostgreSQL likes.
 _PLAN_FREELY = text(
     """
@@ -29,7 +29,7 @@ _PLAN_FREELY = text(
     """
 )
 # What is known of reported runs: some of the columns of `procs.read_runs`, from fewer tables.
-_READ_REPORTED = text(
+_READ_REPORTED = prepared(
     f"""
     {_BY_KEY}
     SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
@@ -52,7 +52,7 @@ _READ_REPORTED = text(
       LEFT JOIN frame ON frame.pk_frame = run.frame
       LEFT JOIN job ON job.pk_job = frame.pk_job
       LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
-      -- Not looked for where the proc has the frame; OFFSET 0 keeps the condition in front of the look.
+      -- Not looked for where the proc has the frame. OFFSET 0 keeps the condition in front of the look.
       LEFT JOIN LATERAL (SELECT * FROM proc had WHERE had.pk_frame = run.frame
                             AND proc.pk_frame IS DISTINCT FROM run.frame OFFSET 0) owner ON true
      ORDER BY run.place
@@ -83,8 +83,9 @@ class Usage(NamedTuple):
 
 
 _NUMBERS = Usage._fields[Usage._fields.index("rss") :]
-# Writes reported runs: frames only where something has changed, procs always, because ts_ping is of this report.
-_UPDATE_RUNS = text(
+# Writes reported runs: frames only where something has changed, procs always, because ts_ping is of this report. The
+# state is compared so that no index serves, as in release.py.
+_UPDATE_RUNS = prepared(
     f"""
     {_BY_KEY}
     WITH run AS MATERIALIZED (
@@ -93,7 +94,7 @@ _UPDATE_RUNS = text(
                       AS row(proc, frame, {", ".join(_NUMBERS)})),
     frames AS (
         SELECT run.* FROM run JOIN frame ON frame.pk_frame = run.frame
-         WHERE frame.str_state = 'RUNNING'
+         WHERE frame.str_state IS NOT DISTINCT FROM 'RUNNING'
            AND (frame.ts_updated < current_timestamp - CAST(:unchanged AS float8) * interval '1 second'
                 OR (int_mem_used, int_mem_max_used, int_pss_used, int_pss_max_used, int_gpu_mem_used,
                     int_gpu_mem_max_used)
@@ -121,8 +122,9 @@ _UPDATE_RUNS = text(
 )
 
 
-def _raise_peaks(table: str) -> TextClause:
-    return text(
+def _raising(table: str) -> TextClause:
+    """SQL that raises the peaks of rows of one kind of owner, where they are lower."""
+    return prepared(
         f"""
         WITH locked AS (
             SELECT mem.pk_{table} AS id, peak.rss, peak.pss
@@ -137,7 +139,7 @@ def _raise_peaks(table: str) -> TextClause:
     )
 
 
-_RAISE_PEAKS = {"layer_id": _raise_peaks("layer"), "job_id": _raise_peaks("job")}
+_RAISE_LAYER_PEAKS, _RAISE_JOB_PEAKS = _raising("layer"), _raising("job")
 # Raises memory reservations, the smallest raise first, as far as the idle memory of each host goes.
 _GROW = text(
     """
@@ -192,7 +194,7 @@ def read_reported(connection: Connection, runs: Sequence[tuple[str, str, str]]) 
         return ()
     procs, frames, hosts = map(texts, zip(*runs, strict=True))
     found = connection.execute(_READ_REPORTED, {"procs": procs, "frames": frames, "hosts": hosts})
-    return [ReportedRun._make(row) for row in found]
+    return [ReportedRun._make(row) for row in found.all()]
 
 
 def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_raise: int) -> None:
@@ -202,13 +204,12 @@ def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_rais
     of a layer have one, the layer's is raised (`frame_memory.note_peaks`). No statement waits for a lock.
     """
     columns = dict(zip(Usage._fields, zip(*runs, strict=True), strict=True))
-    for owner, statement in _RAISE_PEAKS.items():
-        rss: dict[str, int] = {}
-        pss: dict[str, int] = {}
-        for owner_id, max_rss, max_pss in zip(*(columns[name] for name in (owner, "max_rss", "max_pss")), strict=True):
-            rss[owner_id] = max(rss.get(owner_id, 0), max_rss)
-            pss[owner_id] = max(pss.get(owner_id, 0), max_pss)
-        connection.execute(statement, {"ids": texts(rss), "rss": numbers(rss.values()), "pss": numbers(pss.values())})
+    job_of = dict(zip(columns["layer_id"], columns["job_id"], strict=True))
+    layers_rss, layers_pss = (_highest(columns["layer_id"], columns[name]) for name in ("max_rss", "max_pss"))
+    _raise_peaks(connection, _RAISE_LAYER_PEAKS, layers_rss, layers_pss)
+    jobs = [job_of[layer_id] for layer_id in layers_rss]
+    jobs_rss, jobs_pss = (_highest(jobs, peaks.values()) for peaks in (layers_rss, layers_pss))
+    _raise_peaks(connection, _RAISE_JOB_PEAKS, jobs_rss, jobs_pss)
     needy = [run for run in runs if run.max_rss > run.layer_memory_kb]
     if needy:
         # Few rows, and all hosts that a layer may use.
@@ -220,6 +221,23 @@ def update_runs(connection: Connection, runs: Sequence[Usage], *, frames_to_rais
     ids = {"procs": texts(columns["proc_id"]), "frames": texts(columns["frame_id"])}
     numbers_of = {name: numbers(columns[name]) for name in _NUMBERS}
     connection.execute(_UPDATE_RUNS, {**ids, **numbers_of, "unchanged": UNCHANGED_SECONDS})
+
+
+def _highest(owner_ids: Iterable[str], peaks_kb: Iterable[int]) -> dict[str, int]:
+    """The highest of the peaks of each owner, in the order in which the owners come first."""
+    highest: dict[str, int] = {}
+    for owner_id, peak_kb in zip(owner_ids, peaks_kb, strict=True):
+        if peak_kb > highest.get(owner_id, -1):
+            highest[owner_id] = peak_kb
+    return highest
+
+
+def _raise_peaks(
+    connection: Connection, statement: TextClause, rss_kb: Mapping[str, int], pss_kb: Mapping[str, int]
+) -> None:
+    """Raise the peaks of layers or jobs, named in the same order in both mappings."""
+    peaks = {"ids": texts(rss_kb), "rss": numbers(rss_kb.values()), "pss": numbers(pss_kb.values())}
+    connection.execute(statement, peaks)
 
 
 def grow_reservations(connection: Connection, wanted_kb: Mapping[str, Mapping[str, int]]) -> frozenset[str]:

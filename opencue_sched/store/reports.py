@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.comments import add_comment, drop_comments
-from opencue_sched.store.lookups import AS_WRITTEN
+from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared
 from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
@@ -43,9 +43,9 @@ _HOST = """
       JOIN alloc ON alloc.pk_alloc = host.pk_alloc
 """
 # The hosts that report under names: by full name, else by name.
-_FIND_HOSTS = text(
+_FIND_HOSTS = prepared(
     f"""
-    {AS_WRITTEN}
+    {BY_KEYS}
     WITH found AS (
         SELECT reported.place, named.pk_host FROM {_REPORTED}
          CROSS JOIN LATERAL (
@@ -106,8 +106,9 @@ _FIND_ALLOC = text(
     """
 )
 # A row that another transaction is changing is left to the next report.
-_UPDATE_HOST_STATS = text(
-    """
+_UPDATE_HOST_STATS = prepared(
+    f"""
+    {BY_KEYS}
     WITH status AS (
         SELECT status.*
           FROM json_to_recordset(CAST(:rows AS json))
@@ -123,7 +124,7 @@ _UPDATE_HOST_STATS = text(
            ts_booted = to_timestamp(boot_time), ts_ping = current_timestamp, str_os = os
       FROM status WHERE host_stat.pk_host = status.host
     RETURNING host_stat.pk_host
-    """
+    """  # noqa: S608 - only our own constants
 )
 # Lock a host, and read its idle memory.
 _LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")

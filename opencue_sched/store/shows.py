@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, column, delete, or_, select, table, text
 from sqlalchemy.dialects.postgresql import insert
 
 from opencue_sched.domain.names import FOLDER_NAME_WIDTH
+from opencue_sched.errors import InvalidInput
 from opencue_sched.store.pending import USED, countable
 
 # Shows with their switches, counts of their pending jobs, and what they use.
@@ -35,7 +36,8 @@ _SHOWS = text(
                   WHERE str_state = 'PENDING' GROUP BY pk_show) work ON work.pk_show = show.pk_show
       LEFT JOIN (SELECT pk_show, sum({countable("int_cores_reserved")}) AS cores,
                         sum({countable("int_gpus_reserved")}) AS gpus
-                   FROM proc WHERE NOT b_local GROUP BY pk_show) used ON used.pk_show = show.pk_show
+                   FROM proc WHERE NOT b_local AND CAST(:use AS boolean)
+                  GROUP BY pk_show) used ON used.pk_show = show.pk_show
      WHERE CAST(:show AS varchar) IS NULL OR show.pk_show = :show
      ORDER BY show.str_name
     """  # noqa: S608 - only our own constant
@@ -64,11 +66,22 @@ _SUBSCRIPTIONS = text(
       FROM subscription JOIN show USING (pk_show) JOIN alloc USING (pk_alloc) JOIN facility USING (pk_facility)
       LEFT JOIN (SELECT p.pk_show, host.pk_alloc, count(*) AS procs, {USED}
                    FROM proc p JOIN host USING (pk_host)
-                  WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc) used USING (pk_show, pk_alloc)
+                  WHERE NOT b_local AND CAST(:use AS boolean)
+                  GROUP BY p.pk_show, host.pk_alloc) used USING (pk_show, pk_alloc)
      WHERE (CAST(:show AS varchar) IS NULL OR subscription.pk_show = :show)
        AND (CAST(:alloc AS varchar) IS NULL OR subscription.pk_alloc = :alloc)
      ORDER BY show.str_name, alloc.str_name
     """  # noqa: S608 - only our own constant
+)
+
+
+# What shows use of each allocation.
+_USE = text(
+    f"""
+    SELECT p.pk_show AS show_id, host.pk_alloc AS alloc_id, {USED},
+           CAST(sum({countable("p.int_cores_reserved")}) AS bigint) AS centicores
+      FROM proc p JOIN host USING (pk_host) WHERE NOT b_local GROUP BY p.pk_show, host.pk_alloc
+    """  # noqa: S608 - only our own constants
 )
 
 
@@ -96,14 +109,19 @@ def delete_rows(connection: Connection, name: str, key: str, row_id: str) -> Non
     connection.execute(delete(row).where(row.c[key] == row_id))
 
 
-def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
-    """All shows, or one, and what each is doing. ``centicores`` and ``gpus`` are booked now."""
-    return connection.execute(_SHOWS, {"show": show_id}).all()
+def list_shows(connection: Connection, show_id: str | None = None, *, use: bool = True) -> Sequence[Row[Any]]:
+    """All shows, or one, and what each is doing. ``centicores`` and ``gpus`` are booked now, and 0 without ``use``."""
+    return connection.execute(_SHOWS, {"show": show_id, "use": use}).all()
 
 
 def insert_show(connection: Connection, name: str, *, managed: bool) -> str:
-    """A new show, made as Cuebot makes one: with its statistics, its root folder and its point. Its id."""
-    dept = connection.execute(_DEFAULT_DEPT).scalar_one()
+    """A new show, made as Cuebot makes one: with its statistics, its root folder and its point. Its id.
+
+    Raises InvalidInput where no department is there: Cuebot's migrations make none, its seed data does.
+    """
+    dept = connection.execute(_DEFAULT_DEPT).scalar()
+    if dept is None:
+        raise InvalidInput("there is no department (table dept) for the show's folder; Cuebot's seed data has one")
     show = str(insert_row(connection, "show", str_name=name, b_scheduler_managed=managed))
     connection.execute(text("INSERT INTO show_stats (pk_show) VALUES (:show)"), {"show": show})
     insert_row(connection, "folder", pk_show=show, str_name=name[:FOLDER_NAME_WIDTH], pk_dept=dept)
@@ -117,13 +135,20 @@ def lock_show(connection: Connection, show_id: str) -> bool:
 
 
 def list_subscriptions(
-    connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
+    connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None, use: bool = True
 ) -> Sequence[Row[Any]]:
-    """Subscriptions with what is used of them now: all, or those of a show or to an allocation.
+    """Subscriptions with what is used of them now: all, or those of a show or to an allocation. Without ``use`` that is
+    not read, and 0.
 
     Local procs (on a user's own machine) do not count against a subscription.
     """
-    return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
+    return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id, "use": use}).all()
+
+
+def list_use(connection: Connection) -> Sequence[Row[Any]]:
+    """What shows use of allocations, local procs apart: for each ``show_id`` and ``alloc_id`` the ``cores`` and
+    ``gpus``, as caps count them, and ``centicores``. Each proc is read once."""
+    return connection.execute(_USE).all()
 
 
 # The shows with work under a cap: those to look at again when the cap has changed.

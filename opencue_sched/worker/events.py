@@ -257,6 +257,7 @@ class Waker(PeriodicThread):
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None
+        self._collect_until = now + min(COLLECT_SECONDS, again)
         with self._lock:
             self._hosts.update(hosts)
         return again

@@ -212,7 +212,7 @@ def _samples(
 def _caps(connection: Connection, settle_window_seconds: float) -> Iterator[Sample]:
     """What is used under caps, and the caps, the fullest first."""
     caps: list[tuple[str, tuple[str, ...], float, float]] = []
-    for folder in list_folders(connection):
+    for folder in list_folders(connection, capped=True):
         if folder.show_active or folder.running:
             path = folder.show, folder.name
             caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))

@@ -10,6 +10,7 @@ import redis
 import structlog
 
 from opencue_sched.background import PeriodicThread
+from opencue_sched.clients.store_errors import describe
 from opencue_sched.coordination.keys import QueueType, type_of, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
 from opencue_sched.coordination.queue_figures import drain_dead_instances
@@ -118,7 +119,7 @@ class Membership:
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
         """Reply that a pass ended in an error. Raises RedisError; its caller runs into the time-out then."""
-        text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        text = f"{type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]
         output = {"posting": posting, "ended": "failed", "error": text}
         answer_job(self._client, self.namespace, reply, output, status="failed")
 

@@ -197,7 +197,9 @@ def _set_aside(feed: BacklogFeed, reason: str) -> float:
 
 
 def record_sweep(report: SweepReport) -> None:
-    """Show what a sweep found."""
+    """Show what a sweep found, unless it had no need to look."""
+    if not report.looked:
+        return
     for kind in ClusterKind:
         clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
     clusters_active.set(report.active)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cached_property
 
 import structlog
 from celery import Celery
@@ -53,7 +53,7 @@ from opencue_sched.insight.health import check_stores
 from opencue_sched.reports.announcements import AnnouncementSender
 from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.rqd.channels import RqdChannels
-from opencue_sched.settings import Settings, get_settings
+from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import full_names
 from opencue_sched.store.job_events import EVENTS_CHANNEL
 from opencue_sched.store.lost_runs import UpkeepScope
@@ -443,10 +443,3 @@ class Process:
     def close(self) -> None:
         """Stop all threads and close all connections. Claims that were not ended expire by themselves."""
         self._closing.close()
-
-
-@cache
-def process(app: Celery) -> Process:
-    """The Process of this process. A worker makes it when it starts, before it runs tasks; a child of a prefork pool
-    with its first task."""
-    return Process(get_settings(), app)

@@ -9,7 +9,7 @@ late or twice (``fenced``) does not look first.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from celery import Celery, Task
@@ -69,11 +69,8 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
 
 
 def process_of(app: Celery) -> Process:
-    """The Process of the worker. Its module is imported here, when a task is run: beats and clients know the tasks and
-    never run one."""
-    from opencue_sched.worker import process
-
-    return process.process(app)
+    """The Process of the worker whose Celery app this is (``SchedulerApp.process``)."""
+    return cast("Process", app.process)  # type: ignore[attr-defined]
 
 
 def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]

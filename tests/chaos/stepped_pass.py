@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import structlog
 from redis.connection import AbstractConnection
@@ -32,10 +31,11 @@ from redis.connection import AbstractConnection
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings, decode_cluster
-from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.commit import PlanSizes
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.placement.policy import MAX_FRAMES
-from opencue_sched.settings import get_settings
+from opencue_sched.rqd.channels import RqdChannels
+from opencue_sched.settings import Rqd, get_settings
 from tests.chaos.wire import commands_of
 from tests.kit.in_turn import InTurn
 from tests.kit.passes import passes
@@ -103,15 +103,26 @@ class Steps:
 
         dialect.do_commit = watched
 
-    def watch_launches(self) -> None:
-        launch_all = cluster_pass.launch_all
 
-        def watched(*args: Any, **rest: Any) -> Any:
-            outcomes = launch_all(*args, **rest)
-            self.done(LAUNCH)
-            return outcomes
+class WatchedChannels(RqdChannels):
+    """The way to RQDs of a pass that launches all its frames in one go."""
 
-        cluster_pass.launch_all = watched
+    def __init__(self, settings: Rqd, steps: Steps) -> None:
+        super().__init__(settings)
+        self.steps = steps
+
+    def each(self, function: Any, items: Any) -> Any:
+        answers = super().each(function, items)
+        if answers:  # nothing is asked of RQDs that have taken their frames
+            self.steps.done(LAUNCH)
+        return answers
+
+
+class RenewsNothing(ClaimRenewer):
+    """Claims live long enough, and nothing is to happen between the steps."""
+
+    def start(self) -> None:
+        pass
 
 
 def _unread(connection: Any) -> int:
@@ -133,20 +144,19 @@ def live(
     engine = make_engine(settings, application_name="opencue-sched died")
     with passes(engine, settings, "died") as here:
         postings = ClusterPostings(here.client, BoardKeys("cue", "clusters"))
-        renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
-        renewer._thread = Mock()  # claims live long enough, and nothing is to happen between the steps
+        renewer = RenewsNothing(postings, ttl_seconds=CLAIM_SECONDS)
         steps = Steps(out, die_after)
-        dispatcher = Dispatcher(settings, postings, renewer, here.runner, "died", lambda _: steps.done(SEND), Mock())
+        channels, sizes = WatchedChannels(settings.rqd, steps), PlanSizes()
+        if most_frames < MAX_FRAMES:
+            sizes.cancelled("", 2 * most_frames)  # as after a plan of twice as many that took too long
+        runner = replace(here.runner, channels=channels, plan_sizes=sizes, launches=lambda: InTurn(last=launch_last))
+        dispatcher = Dispatcher(settings, postings, renewer, runner, "died", lambda _: steps.done(SEND), lambda _: None)
         steps.watch_redis()
         steps.watch_commits(engine.dialect)
-        steps.watch_launches()
-        cluster_pass.ThreadPoolExecutor = lambda *_, **__: InTurn(last=launch_last)
-        policy_for = cluster_pass.policy_for
-        cluster_pass.policy_for = lambda *args, **rest: replace(policy_for(*args, **rest), max_frames=most_frames)
         if posting:
             dispatcher.dispatch(posting, ticket)
         else:
-            here.runner.run([decode_cluster(cluster)], alive=lambda: True)
+            runner.run([decode_cluster(cluster)], alive=lambda: True)
 
 
 def forked(live: Callable[..., None], die_after: int, **what: Any) -> dict[str, Any]:

@@ -11,16 +11,16 @@ runs of which the line has the fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 from celery import Celery
 from sqlalchemy import event
+from tornado.httpclient import HTTPClient
 
 from opencue_sched.reports import job_events
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.event_receivers import UrlReceiver
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import get_settings
 from opencue_sched.worker.process import Process
@@ -29,15 +29,6 @@ from tests.chaos.stepped_pass import Steps, answer_lines
 from tests.kit.tasks import run_task
 
 DELIVERED = "delivered"
-
-
-class _AtOnce(Executor):
-    """Does what it is given in the thread that gives it."""
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(work(*args, **named))
-        return done
 
 
 def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -52,15 +43,16 @@ def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequen
     event.listen(process.engine, "after_cursor_execute", sent)
     steps.watch_commits(process.engine.dialect)
     steps.watch_redis()
-    deliver = UrlReceiver.deliver
+    fetch, one_by_one = HTTPClient.fetch, Lock()
 
-    def delivered(receiver: UrlReceiver, message: bytes, seconds: float) -> str:
-        failure = deliver(receiver, message, seconds)
-        steps.done(DELIVERED)
-        return failure
+    def delivered(client: HTTPClient, *request: Any, **named: Any) -> Any:
+        with one_by_one:
+            answer = fetch(client, *request, **named)
+            steps.done(DELIVERED)
+        return answer
 
-    UrlReceiver.deliver = delivered  # type: ignore[method-assign]
-    job_events.ThreadPoolExecutor = lambda *_, **__: _AtOnce()  # type: ignore[assignment,misc]
+    HTTPClient.fetch = delivered  # type: ignore[method-assign]
+    job_events.LOOK_SECONDS = 60.0  # nothing else happens before the receiver has answered
     if complete:
         Releaser(process.engine).end([CompletedFrame(**fields) for fields in complete])
     else:

@@ -122,12 +122,9 @@ def order(client: redis.Redis) -> list[str]:
     return client.lrange("order", 0, -1)
 
 
-@pytest.mark.parametrize("first_seed", [0, 5, 10, 15])
-def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(
-    redis_client, sender, start_worker, first_seed
-):
-    """Q2, over 20 hash seeds; priority 0 before all others."""
-    for seed in range(first_seed, first_seed + 5):
+def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(redis_client, sender, start_worker):
+    """Q2, over five hash seeds, each of which would bring another order of a set; priority 0 before all others."""
+    for seed in range(5):
         redis_client.flushdb()
         for number in (1, 2):
             for queue, tag in ((TYPE, "type"), (GROUP, "group"), (INSTANCE, "instance")):

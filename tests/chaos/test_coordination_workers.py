@@ -24,6 +24,7 @@ from opencue_sched.coordination.keys import (
     LeaderKeys,
     QueueName,
     consumed_queues,
+    frame_permit,
     presence_key,
     priority_lists,
 )
@@ -321,6 +322,9 @@ def test_sigterm_waits_for_the_pass_in_hand_no_longer_than_the_grace(site):
         assert waiting_for_hosts(site), "its pass had not ended"
         assert '"left_with_work_in_hand"' in site.fleet.log("w1").read_text()
         assert list_members(site.client, "cue").alive == ()
+    # As if the permits of the one that left had run out, which live as long as its commit had time.
+    permits = list(site.client.scan_iter(frame_permit("cue", "*", None) + "*"))
+    assert site.client.delete(*permits) == 3
     site.fleet.beat()
     site.fleet.worker("w2")
     eventually(lambda: booked(site) == 3, 60, "the work of the one that left")

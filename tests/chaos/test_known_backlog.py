@@ -1,4 +1,4 @@
-"""PostgreSQL is restarted under a process that knows 20,000 layers: it goes on with what it knows."""
+"""PostgreSQL is restarted under a process that knows 5,000 layers: it goes on with what it knows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit.passes import Passes, passes
 pytestmark = pytest.mark.long(15)
 
 CORES = 4
-JOBS, LAYERS_OF_EACH = 500, 40
+JOBS, LAYERS_OF_EACH = 125, 40
 MOST_ROWS = 500
 """That a pass may be answered by PostgreSQL, however many layers are known."""
 

@@ -20,6 +20,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.privileges import CHANGED
 from tests.e2e.fleets import NONE_IS_LOST, fleet_on
 from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for, run_all
+from tests.kit.wording import lacks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks" / "database-user.md"
 
@@ -101,7 +102,7 @@ def test_what_the_user_lacks_is_named_by_doctor(
         f"GRANT DELETE ON {', '.join(name for name in CHANGED if name != 'host_tag')} TO {user}",
     )
     (told,) = complaints(limited, redis_client)
-    assert (told.what, told.text) == ("privileges", "the database user lacks DELETE on host_tag")
+    assert (told.what, lacks(told.text, "DELETE on host_tag")) == ("privileges", [])
     assert "docs/tasks/database-user.md" in told.remedy
 
 

@@ -16,36 +16,16 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.embedded.demo.pictures import read_png
-from tests.kit.polling import eventually
+from tests.kit.left_behind import MARKER, nothing_is_left
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"
 DEMO = [sys.executable, "-c", "from opencue_sched.cli import main; main()", "demo"]
 
 
-def processes_mentioning(marker: str) -> list[str]:
-    """Command lines of live processes whose environment or arguments carry a marker."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if marker.encode() in text and int(process.name) != os.getpid():
-            found.append((process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
-    return found
-
-
-def nothing_is_left(environment: dict[str, str]) -> None:
-    def left() -> list[str]:
-        return processes_mentioning(environment["DEMO_TEST_MARKER"])
-
-    eventually(lambda: not left(), 20, "the end of all it started", told=lambda: "\n".join(left()))
-
-
 @pytest.fixture
 def environment() -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
-    return {**inherited, "DEMO_TEST_MARKER": f"marker-{os.getpid()}-{time.monotonic_ns()}"}
+    return {**inherited, MARKER: f"marker-{os.getpid()}-{time.monotonic_ns()}"}
 
 
 @pytest.mark.long(50)
@@ -70,7 +50,7 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
         demo.stdout.close()
         demo.kill()
         demo.wait()
-    nothing_is_left(environment)
+    nothing_is_left(environment[MARKER])
 
 
 @pytest.mark.long(60)
@@ -131,19 +111,7 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
         os.close(screen)
         demo.kill()
         demo.wait()
-    nothing_is_left(environment)
-
-
-@pytest.mark.long(40)
-def test_a_demo_that_leaves_nothing_up_ends_without_an_address(tmp_path, environment):
-    words = [*DEMO, "--frames", "1", "--hosts", "1", "--workers", "1"]
-    demo = subprocess.run(
-        words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "http://" in demo.stdout.partition("2 of 2 frames")[0], "where it can be watched meanwhile"
-    assert "http://" not in demo.stdout.partition("2 of 2 frames")[2]
-    nothing_is_left(environment)
+    nothing_is_left(environment[MARKER])
 
 
 def shown_until(screen: int, end: str | None) -> str:
@@ -165,4 +133,4 @@ def test_what_cannot_be_started_says_so_and_leaves_nothing_of_what_was(tmp_path,
     assert demo.returncode == 1
     assert "no program no-such-server" in demo.stderr
     assert "Traceback" not in demo.stdout + demo.stderr
-    nothing_is_left(environment)
+    nothing_is_left(environment[MARKER])

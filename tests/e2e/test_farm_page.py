@@ -19,6 +19,7 @@ from opencue_sched.embedded.servers.processes import free_port
 from tests.kit.browser import Browser
 from tests.kit.failed_runs import failed_on
 from tests.kit.polling import eventually, tail_of
+from tests.kit.wording import lacks
 
 from .fleets import FleetOnTest, fleet_on
 
@@ -171,18 +172,21 @@ def died(fleet, tmp_path) -> str:
     return name
 
 
-@pytest.mark.parametrize("width", [400, 500, 768])
-def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died, width):
-    with flower(fleet) as address, Browser(width=width, height=900) as browser:
-        browser.open(f"{address}/farm")
-        eventually(lambda: died in browser.texts(".job"), 30, "the job")
-        assert browser.script("document.documentElement.scrollWidth") <= width
-        assert browser.script(WORDS_ARE_WHOLE)
-        # what waits is counted, also what nobody can book as its job is paused
-        eventually(lambda: any("paused 3" in " ".join(it.split()) for it in browser.texts("#verdicts .use")), 30, "it")
-        # and how old these figures are
-        age = eventually(lambda: browser.text("#verdicts-note"), 30, "the age")
-        assert re.fullmatch(r"counted \d+ seconds? ago", age)
+def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died):
+    with flower(fleet) as address, Browser() as browser:
+        for width in (400, 500, 768):
+            browser.resize(width, 900)
+            browser.open(f"{address}/farm")
+            eventually(lambda: died in browser.texts(".job"), 30, "the job")
+            assert browser.script("document.documentElement.scrollWidth") <= width
+            assert browser.script(WORDS_ARE_WHOLE)
+            # what waits is counted, also what nobody can book as its job is paused
+            eventually(
+                lambda: any("paused 3" in " ".join(use.split()) for use in browser.texts("#verdicts .use")), 30, "a use"
+            )
+            # and how old these figures are
+            age = eventually(lambda: browser.text("#verdicts-note"), 30, "the age")
+            assert re.fullmatch(r"counted \d+ seconds? ago", age)
         assert browser.complaints() == []
 
 
@@ -197,7 +201,7 @@ def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet):
             browser.resize(width, 900)
             browser.open(f"{address}/farm")
             said = eventually(lambda: browser.text("#breaking"), 30, "the host")
-            assert "host render07 may break frames: 3 frames of 3 jobs failed there" in said
+            assert not lacks(said, "render07", "3 frames of 3 jobs")
             assert browser.script("document.documentElement.scrollWidth") <= width
         assert browser.complaints() == []
 
@@ -215,7 +219,7 @@ def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died
         # when it is opened, then the popup has what `explain` has of its dead frames
         said = eventually(lambda: browser.text("#deaths"), 30, "deaths", told=lambda: browser.text("#job"))
         assert "render: 2 frames dead, at last 000" in said
-        assert "exit status 139: killed by signal 11 (SIGSEGV)" in said
+        assert not lacks(said, "139", "(SIGSEGV)")
         assert browser.text("#deaths pre").endswith("line 39\nno texture <b>wood.tx</b>")
         assert "retry" in browser.text("#explained")
         # and the link has more of the log, as text

@@ -16,9 +16,10 @@ def test_reports_of_many_hosts_cost_few_statements_and_the_rows_that_they_name()
     statuses, completions = found[STATUS_REPORTS], found[COMPLETIONS]
     # The statistics of the host, and each frame with its proc; of the frames' peaks some are those of a layer and job.
     assert statuses.rows_updated_each.median <= 2.5 * FRAMES_OF_EACH
-    assert statuses.transactions_each.median <= 0.3
+    # Written alone they would cost more than one each. How many meet depends on how fast they are sent.
+    assert statuses.transactions_each.median <= 0.5
     assert completions.rows_updated_each.median <= 4
-    assert completions.transactions_each.median <= 0.3
+    assert completions.transactions_each.median <= 0.5
     # Counted where PostgreSQL has the module that counts them.
     assert statuses.statements_each.median <= 1.5
     assert completions.statements_each.median <= 3

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 from sqlalchemy import create_engine
 
-from benchmarks.figures import console
 from benchmarks.stress import ENVIRONMENT, run_stress
 from benchmarks.workbench import workbench
 from opencue_sched.errors import SchedulerError
@@ -26,8 +26,10 @@ def test_bookings_keep_counters_that_triggers_write_row_by_row(empty_database_ur
         schema.set_frames_way(empty_database_url, set_based=True)
     # when workers book farms there, then the audit finds each frame counted, and nothing else is lost by it. The rows
     # written are not judged: a server tells of those of a session once a second, and forgets the last of a short run.
+    console = Console(record=True)
     with workbench(ENVIRONMENT, database_url=empty_database_url) as bench:
         results = run_stress(bench, workers=2, scale=0.2, console=console)
+    assert "by the frame triggers" in console.export_text()
     for result in results:
         assert result.passed
         assert result.deadlocks == 0

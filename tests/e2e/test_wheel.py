@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import urllib.request
 import venv
 import zipfile
@@ -33,6 +34,7 @@ from opencue_sched.embedded.farms.stress_farms import DRAIN, stress_farm
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, Role, migration, role
+from tests.kit.left_behind import MARKER, nothing_is_left
 from tests.kit.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,11 +289,21 @@ def test_the_program_of_the_wheel_works_on_the_stores(
 
 
 @pytest.mark.long(25)
-def test_the_demo_of_the_wheel_renders_a_picture_without_a_checkout(installation: Installation) -> None:
+def test_the_demo_of_the_wheel_renders_a_picture_without_a_checkout_and_leaves_nothing_up(
+    installation: Installation,
+) -> None:
+    # when it runs to its end (the first demo of a machine makes the environment of its RQDs)
     frames = ["--frames", "2", "--hosts", "1", "--workers", "1", "--output", "out"]
-    # The first demo of a machine makes the environment of its RQDs.
-    installation.program("demo", *frames, timeout_seconds=800)
+    marker = f"marker-{os.getpid()}-{time.monotonic_ns()}"
+    said = installation.program("demo", *frames, timeout_seconds=800, **{MARKER: marker})
+    # then there is a picture
     assert read_png(installation.work / "out" / "contact-sheet.png").width > 0
+    # and it was told where the farm can be watched meanwhile, and no address of what is there no more
+    meanwhile, done, afterwards = said.partition("3 of 3 frames")
+    assert done, said
+    assert "http://" in meanwhile
+    assert "http://" not in afterwards
+    nothing_is_left(marker)
 
 
 def test_each_role_of_the_manifests_runs_and_answers_its_probes(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from pydantic import SecretStr
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Connection, Engine, make_url, text
 
 from opencue_sched.settings import Settings
 from opencue_sched.store.privileges import CHANGED, CHANGES, READ, READ_ON_OUR_SCHEMA
@@ -31,13 +32,19 @@ def as_user(settings: Settings, user: str) -> Settings:
 def grant_what_doctor_asks_for(engine: Engine, user: str) -> None:
     """Just these privileges, and no others."""
     with engine.connect() as connection:
-        asked = text("SELECT to_regclass(:name)")
-        read = [name for name in (*READ, *READ_ON_OUR_SCHEMA) if connection.scalar(asked, {"name": name})]
+        read = _there(connection, READ, READ_ON_OUR_SCHEMA)
+        changed = _there(connection, CHANGED)
     run_all(
         engine,
         f"GRANT SELECT ON {', '.join(read)} TO {user}",
-        f"GRANT {', '.join(CHANGES)} ON {', '.join(CHANGED)} TO {user}",
+        f"GRANT {', '.join(CHANGES)} ON {', '.join(changed)} TO {user}",
     )
+
+
+def _there(connection: Connection, *tables: Sequence[str]) -> list[str]:
+    """Those of the tables that this schema has: one of a Cuebot's may lack some."""
+    asked = text("SELECT to_regclass(:name)")
+    return [name for name in chain(*tables) if connection.scalar(asked, {"name": name})]
 
 
 def run_all(engine: Engine, *statements: str) -> None:

@@ -11,7 +11,7 @@ to read the catalog and to parse the views before its first statement.
 from __future__ import annotations
 
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +21,15 @@ from psycopg2 import extensions
 from pydantic import SecretStr
 from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 
-from opencue_sched.clients.postgres import make_engine
+from opencue_sched.clients.postgres import connect, make_engine
 from opencue_sched.embedded.servers.services import EmbeddedPostgres
 from opencue_sched.settings import Settings
 
 TEST_SESSIONS = "opencue-sched-test"
-"""The name of the sessions that are used again."""
+"""The name of the sessions of a test's own engine."""
+
+_USED_AGAIN = (TEST_SESSIONS, "opencue-sched cli")
+"""The names of sessions that are used again: those of tests, and of commands that run in the process of a test."""
 
 _AT_REST = 2
 """So many databases wait before one of them is used again: by then the sessions of its last test have ended."""
@@ -122,7 +125,7 @@ class Databases:
         self._in_use: dict[str, _Database] = {}
         self._emptying: str | None = None
         self._used_again = server.ours_is_a_superuser()
-        event.listen(Engine, "do_connect", self._idle_session)
+        event.listen(Engine, "do_connect", self._session)
 
     def take(self) -> str:
         """The URL of a database in which everything is as in the template."""
@@ -130,25 +133,24 @@ class Databases:
         self._in_use[database.url] = database
         return database.url
 
-    def keep_sessions(self, engine: Engine) -> None:
-        """Take the sessions of this engine, which its test uses no more, for the next of the same database."""
-        database = self._in_use[engine.url.render_as_string(hide_password=False)]
-        for lent in [engine.raw_connection() for _ in range(engine.pool.checkedin())]:
-            session = lent.dbapi_connection
-            lent.detach()
-            database.idle.append(_as_new(session))
-
-    def _idle_session(self, _dialect: object, _record: object, _args: object, named: dict[str, Any]) -> Any:
-        """What SQLAlchemy takes instead of a new session, or None."""
-        if named.get("application_name") != TEST_SESSIONS:
+    def _session(self, _dialect: object, _record: object, args: list[Any], named: dict[str, Any]) -> Any:
+        """The session that SQLAlchemy takes: one that was closed and had been made in the same way, or a new one that
+        is kept when it is closed. None, and SQLAlchemy makes its own, where none is used again."""
+        # Not by another way to the server, such as a proxy: what it does to a session is somebody's subject.
+        if named.get("application_name") not in _USED_AGAIN or named.get("port") != self._server.url.port:
             return None
-        for database in self._in_use.values():
-            while database.name == named["dbname"] and database.idle:
-                session = database.idle.pop()
-                if _lives(session):
-                    return session
-                session.close()
-        return None
+        database = next((each for each in self._in_use.values() if each.name == named.get("dbname")), None)
+        if database is None:
+            return None
+        idle = database.idle[repr(sorted(named.items()))]
+        while idle:
+            session = idle.pop()
+            if _lives(session):
+                return session
+            session.end()
+        session = connect(*args, **named, connection_factory=_Session)
+        session.idle = idle
+        return session
 
     def give_back(self, url: str) -> None:
         """The test that had the database is over."""
@@ -166,13 +168,12 @@ class Databases:
         engine = make_engine(settings, application_name=TEST_SESSIONS)
         try:
             yield engine
-            self.keep_sessions(engine)
         finally:
             engine.dispose()
             self.give_back(url)
 
     def close(self) -> None:
-        event.remove(Engine, "do_connect", self._idle_session)
+        event.remove(Engine, "do_connect", self._session)
         for database in (*self._at_rest, *self._in_use.values()):
             self._drop(database)
 
@@ -196,8 +197,26 @@ class Databases:
         self._server.drop(database.name)
 
 
+class _Session(extensions.connection):
+    """A session that is kept when it is closed: among ``idle``, as new. One that was never lent has no such list."""
+
+    idle: list[_Session] | None = None
+
+    def close(self) -> None:
+        if self.idle is None:
+            return self.end()
+        try:
+            self.idle.append(_as_new(self))
+        except psycopg2.Error:
+            self.end()
+        return None
+
+    def end(self) -> None:
+        super().close()
+
+
 class _Database:
-    """A copy of the template, and our own session in it. ``idle``: sessions of tests that are over."""
+    """A copy of the template, and our own session in it. ``idle``: sessions that were closed, by how they were made."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -205,7 +224,7 @@ class _Database:
         self._session: extensions.connection | None = None
         self._traces: object = None
         self._size = 0
-        self.idle: list[extensions.connection] = []
+        self.idle: dict[str, list[_Session]] = defaultdict(list)
 
     def observe(self, emptying: str | None) -> str:
         """See how the database is before its first test; returns what makes it so again, the same for every copy."""
@@ -235,7 +254,7 @@ class _Database:
         try:
             with self._session.cursor() as cursor:
                 if (
-                    _row(cursor, _SESSIONS, ([session.info.backend_pid for session in self.idle],)) != (0,)
+                    _row(cursor, _SESSIONS, ([session.info.backend_pid for session in self._idle()],)) != (0,)
                     or _row(cursor, "EXECUTE traces") != self._traces
                     or _row(cursor, _SIZE)[0] - self._size > _GROWTH_BYTES
                 ):
@@ -247,9 +266,13 @@ class _Database:
         return True
 
     def close(self) -> None:
-        for session in (*self.idle, self._session):
-            if session is not None:
-                session.close()
+        for session in self._idle():
+            session.end()
+        if self._session is not None:
+            self._session.close()
+
+    def _idle(self) -> list[_Session]:
+        return [session for made in self.idle.values() for session in made]
 
 
 def _lives(session: extensions.connection) -> bool:
@@ -262,7 +285,7 @@ def _lives(session: extensions.connection) -> bool:
     return True
 
 
-def _as_new(session: Any) -> extensions.connection:
+def _as_new(session: _Session) -> _Session:
     """The session without what a test may have left in it, but with what it has read of the catalog."""
     session.reset()
     session.autocommit = True

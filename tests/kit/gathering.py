@@ -120,7 +120,8 @@ def largest_use(told: Mapping[str, VertexCaps], live: Mapping[str, VertexCaps]) 
 
 
 def live_use(database: Connection | Engine) -> dict[tuple[str, str], int]:
-    """What the ledger would say of a farm that was built without it. By the driver, as no statement of the gather's."""
+    """What the ledger would say of a farm that was built without it. Read by the driver, so that no test counts the
+    statement as one of the product's."""
     if isinstance(database, Engine):
         with database.connect() as connection:
             return live_use(connection)
@@ -154,7 +155,7 @@ def counted_statements(engine: Engine | type[Engine]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def rows_read(connection: Connection) -> Iterator[dict[str, tuple[int, int]]]:
+def reads_by_table(connection: Connection) -> Iterator[dict[str, tuple[int, int]]]:
     """The sequential scans of each table meanwhile, and the rows that were found in it by an index."""
     query = text("SELECT relname, seq_scan, coalesce(idx_tup_fetch, 0) AS fetched FROM pg_stat_xact_user_tables")
     before = {row.relname: (row.seq_scan, row.fetched) for row in connection.execute(query)}

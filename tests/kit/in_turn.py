@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class InTurn:
-    """Runs what it is given at once, or at its end, instead of beside the thread that gives it."""
+class InTurn(Executor):
+    """Runs what it is given at once, or when its result is asked for, instead of beside the thread that gives it."""
 
     def __init__(self, *, last: bool) -> None:
         self.last = last
-        self.given: list[Callable[[], Any]] = []
 
-    def __enter__(self) -> InTurn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, work: Callable[..., Any], *args: Any) -> InTurn:
-        self.given.append(partial(work, *args))
+    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        given = _Given(lambda: work(*args, **named))
         if not self.last:
-            self.result()
-        return self
+            given.result()
+        return given
 
-    def map(self, work: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
-        return [work(*given) for given in zip(*arguments, strict=False)]
 
-    def result(self) -> None:
-        while self.given:
-            self.given.pop(0)()
+class _Given(Future[Any]):
+    """Work that is done by whoever asks for its result first."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self._work = work
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._work())
+        return super().result(timeout)

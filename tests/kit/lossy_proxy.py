@@ -10,8 +10,8 @@ from contextlib import suppress
 
 class LossyProxy:
     """Stands before a server. After ``lose(command)`` it passes the next such command, or the next few, on and drops
-    the connection instead of the reply. After ``hold(command)`` it passes nothing of the connection on from the next
-    such command until ``let_go()``."""
+    the connection instead of the reply. After ``hold(command)`` it passes nothing of the connection on, from the next
+    such command on until ``let_go()``; ``hold(command, answer=True)`` lets the command through and holds the answer."""
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
@@ -19,7 +19,7 @@ class LossyProxy:
         self.port = self._listener.getsockname()[1]
         self._lose, self._times = b"", 0
         self.lost = 0
-        self._hold = b""
+        self._hold, self._holds_answer = b"", False
         self.holds = threading.Event()
         self._let_go = threading.Event()
         self._threads = [threading.Thread(target=self._accept)]
@@ -29,8 +29,10 @@ class LossyProxy:
     def lose(self, command: str, *, times: int = 1) -> None:
         self._lose, self._times = command.encode(), times
 
-    def hold(self, command: str) -> None:
-        self._hold = command.encode()
+    def hold(self, command: str, *, answer: bool = False) -> None:
+        self.holds.clear()
+        self._let_go.clear()
+        self._hold, self._holds_answer = command.encode(), answer
 
     def let_go(self) -> None:
         self._hold = b""
@@ -62,6 +64,10 @@ class LossyProxy:
                         self.lost += 1
                         losing = True
                     if source is client and self._hold and self._hold in data:
+                        if self._holds_answer:
+                            server.sendall(data)
                         self.holds.set()
                         self._let_go.wait()
+                        if self._holds_answer:
+                            continue
                     (server if source is client else client).sendall(data)

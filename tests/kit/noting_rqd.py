@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
+
+from tests.kit.served_rqd import served_rqd
 
 
 class NotingRqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
@@ -53,10 +54,6 @@ class NotingRqd(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
 @contextmanager
 def noting_rqd() -> Iterator[tuple[NotingRqd, str]]:
     """The RQD of render01, and its address."""
-    servicer = NotingRqd()
-    server = grpc.server(ThreadPoolExecutor(2))
-    rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield servicer, f"127.0.0.1:{port}"
-    server.stop(0).wait()
+    rqd = NotingRqd()
+    with served_rqd(rqd) as address:
+        yield rqd, address

@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import redis
 from sqlalchemy import Engine, create_engine, event
 
-from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.epoch import Epoch
+from opencue_sched.accounting.keys import VertexCaps
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.seats import Settling
 from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.permits import FramePermits
@@ -40,23 +45,54 @@ class ReadingAnew(BacklogFeed):
         super().follow()
 
 
-class CountingConnection(redis.Connection):
-    """Counts what is sent: one packet is one round trip, however many commands it carries."""
+class LedgerOfBuiltFarm(Ledger):
+    """A ledger for farms that are built and changed by SQL, past the ledger: of what caps are used it says what it
+    would if it had been told."""
 
-    sent = 0
+    def __init__(self, database: Engine, client: redis.Redis, **named: Any) -> None:
+        super().__init__(client, **named)
+        self.database = database
+
+    def caps(self, vertices: Sequence[str]) -> dict[str, VertexCaps]:
+        return largest_use(super().caps(vertices), live_caps(self.database, vertices))
+
+
+class CountingConnection(redis.Connection):
+    """Counts what is sent: one packet is one round trip, however many commands it carries. What a connection says of
+    itself when it is made is left out: whether a launch needs one of its own is chance."""
+
+    sent: ClassVar[list[object]] = []
+    greets = False
+
+    def on_connect_check_health(self, check_health=True):
+        self.greets = True
+        try:
+            super().on_connect_check_health(check_health)
+        finally:
+            self.greets = False
 
     def send_packed_command(self, command, check_health=True):
-        CountingConnection.sent += 1
+        if not self.greets:
+            CountingConnection.sent.append(command)
         return super().send_packed_command(command, check_health)
 
 
 @dataclass
 class Counted:
-    statements: int = 0
-    rows: int = 0
-    """That PostgreSQL returned or changed."""
-    packets: int = 0
+    """What a process sent meanwhile, from any of its threads."""
+
     texts: list[str] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    """How many rows PostgreSQL returned or changed for each statement."""
+    packets: int = 0
+
+    @property
+    def statements(self) -> int:
+        return len(self.texts)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.answers)
 
 
 @dataclass
@@ -89,19 +125,18 @@ class Passes:
         count = Counted()
 
         def statement(_conn, _cursor, text, *_):
-            count.statements += 1
             count.texts.append(text)
 
         def answer(_conn, cursor, *_):
-            count.rows += max(0, cursor.rowcount)
+            count.answers.append(max(0, cursor.rowcount))
 
         event.listen(self.engine, "before_cursor_execute", statement)
         event.listen(self.engine, "after_cursor_execute", answer)
-        CountingConnection.sent = 0
+        CountingConnection.sent.clear()
         try:
             yield count
         finally:
-            count.packets = CountingConnection.sent
+            count.packets = len(CountingConnection.sent)
             event.remove(self.engine, "before_cursor_execute", statement)
             event.remove(self.engine, "after_cursor_execute", answer)
 
@@ -119,22 +154,24 @@ def passes(
     instance: str = "one",
     *,
     named: bool = False,
+    past_ledger: bool = True,
     own: frozenset[int] = ALL_BUCKETS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store. ``named``: only what the test notes is read
-    again before a pass. ``own``: the buckets of layers that its resync compares. ``clock`` is that of the backlog."""
+    again before a pass. ``past_ledger``: the test builds its farm by SQL and tells the ledger nothing. ``own``: the
+    buckets of layers that its resync compares. ``clock`` is that of the backlog."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
     )
     client = redis.Redis(connection_pool=pool)
     client.set("acct:epoch", Epoch.new(client.info("server")["run_id"]).text, nx=True)
     channels = RqdChannels(settings.rqd)
-    ledger = make_ledger(engine, client, owner=instance, accounting=Accounting())
-    # The farms of these tests are built and changed by SQL, past the ledger: it says what it would if it had been told.
-    beside = create_engine(engine.url, pool_size=1)
-    told = ledger.caps
-    ledger.caps = lambda vertices: largest_use(told(vertices), live_caps(beside, vertices))  # type: ignore[method-assign]
+    beside, accounting = create_engine(engine.url, pool_size=1), Accounting()
+    settling = Settling(accounting.limit_settle_window_seconds, accounting.commit_deadline)
+    kind = partial(LedgerOfBuiltFarm, beside) if past_ledger else Ledger
+    ledger = kind(client, owner=instance, settling=settling)
+    ledger.load_caps = partial(load_caps, engine, ledger)
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)

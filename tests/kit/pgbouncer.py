@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +42,18 @@ pool_mode = {pool_mode}
 class PgBouncer:
     """``settings`` are those given, with PgBouncer's address; it runs as ``process``."""
 
-    def __init__(self, settings: Settings, process: GuardedProcess) -> None:
+    def __init__(self, settings: Settings, process: GuardedProcess, configuration: Path) -> None:
         self.settings = settings
         self.process = process
+        self._configuration = configuration
+
+    def switch(self, pool_mode: str) -> None:
+        """Have another mode from now on, also for connections that are there."""
+        text = self._configuration.read_text()
+        self._configuration.write_text(re.sub("pool_mode = .*", f"pool_mode = {pool_mode}", text))
+        self.process.send_signal(signal.SIGHUP)
+        url = make_url(self.settings.sqlalchemy_url).set(drivername="postgresql", database="pgbouncer")
+        eventually(lambda: _mode(url.render_as_string(hide_password=False)) == pool_mode, what="the mode is another")
 
 
 def pgbouncer_program() -> str:
@@ -80,7 +91,7 @@ def pgbouncer(settings: Settings, *, pool_mode: str, more: str = "") -> Iterator
         with GuardedProcess([program, str(configuration)], log=log, user=user, remove=directory) as process:
             through = url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
             eventually(lambda: _answers(through), what="PgBouncer answers", told=lambda: _text(log))
-            yield PgBouncer(settings.model_copy(update={"database_url": SecretStr(through)}), process)
+            yield PgBouncer(settings.model_copy(update={"database_url": SecretStr(through)}), process, configuration)
     finally:
         remove_directory(directory)
 
@@ -91,6 +102,18 @@ def _answers(url: str) -> bool:
     except psycopg2.OperationalError:
         return False
     return True
+
+
+def _mode(console: str) -> str:
+    """The mode that PgBouncer has, by its console."""
+    connection = psycopg2.connect(console, connect_timeout=5)
+    try:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW CONFIG")
+            return str(next(row[1] for row in cursor.fetchall() if row[0] == "pool_mode"))
+    finally:
+        connection.close()
 
 
 def _text(log: Path) -> str:

@@ -35,15 +35,22 @@ def naming(row_id: str, act: Callable[[], object]) -> Callable[..., None]:
 
 
 @contextmanager
-def once_after_snapshot(engine: Engine, act: Callable[[], object]) -> Iterator[None]:
-    """Act when the first transaction whose statements all see the same moment has read its rows."""
-    waiting = [act]
+def after_each_snapshot(engine: Engine, act: Callable[[], object]) -> Iterator[None]:
+    """Act whenever a transaction whose statements all see the same moment has read its rows."""
 
     def ended(connection: Connection) -> None:
-        if waiting and connection.get_execution_options().get("isolation_level") == "REPEATABLE READ":
-            waiting.pop()()
+        if connection.get_execution_options().get("isolation_level") == "REPEATABLE READ":
+            act()
 
     with listening(engine, "commit", ended), listening(engine, "rollback", ended):
+        yield
+
+
+@contextmanager
+def once_after_snapshot(engine: Engine, act: Callable[[], object]) -> Iterator[None]:
+    """Act when the first such transaction has read its rows."""
+    waiting = [act]
+    with after_each_snapshot(engine, lambda: waiting and waiting.pop()()):
         yield
 
 

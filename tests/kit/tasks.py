@@ -1,22 +1,25 @@
-"""Running a task of ours in a process that a test has made."""
+"""Running a task of ours with the process that a test has made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from celery import Task
 
+from opencue_sched.celery import app
 from opencue_sched.worker.process import Process
 
 
 @contextmanager
-def in_process(process: object) -> Iterator[None]:
-    """Have tasks, and what else Celery calls, find this process: otherwise each makes that of the environment."""
-    with patch("opencue_sched.worker.process.process", lambda _app: process):
+def in_process(process: Process) -> Iterator[None]:
+    """Have tasks find this process: otherwise their application makes that of the environment."""
+    app.process = process
+    try:
         yield
+    finally:
+        del app.process
 
 
 def run_task(task: Task, process: Process, *args: object, **named: object) -> dict[str, Any]:  # type: ignore[type-arg]

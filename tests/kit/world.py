@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
 
-import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
@@ -124,16 +121,3 @@ class World:
         check = check_consistency(self.ledger)
         assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine)[1])
         assert drift(check) == {}
-
-
-def returned(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Any]:
-    """What ``name`` of a module answers from now on, call by call."""
-    answers: list[Any] = []
-    original = getattr(module, name)
-
-    def recording(*args: Any, **how: Any) -> Any:
-        answers.append(original(*args, **how))
-        return answers[-1]
-
-    monkeypatch.setattr(module, name, recording)
-    return answers

@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from opencue_sched.background import PeriodicThread
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 
 Make = Callable[..., PeriodicThread]
 
@@ -55,7 +55,7 @@ def test_an_error_costs_its_round_and_is_told_once_until_another_comes_or_a_roun
 
     with capture_logs() as said:
         make(make_round, longest_retry_seconds=0.004)
-        assert ended.wait(10)
+        assert ended.wait(MOST_SECONDS)
     assert [(line["event"], line["thread"], line["log_level"], line["error"]) for line in said] == [
         ("it_failed", "test", "warning", "ConnectionError: away"),
         ("it_failed", "test", "error", "KeyError: 'nobody thought of this'"),
@@ -71,8 +71,8 @@ def test_stopping_cuts_every_wait_short_and_names_what_goes_on(make: Make):
     sleepy = make(lambda: asleep.set() or (sleepy.pause(3600) and None))
     waiting, failing = make(lambda: 3600.0), make(fail, retry_seconds=3600)
     busy = make(lambda: working.set() or (go_on.wait() and None))
-    assert asleep.wait(10)
-    assert working.wait(10)
+    assert asleep.wait(MOST_SECONDS)
+    assert working.wait(MOST_SECONDS)
     assert [it.stop(10) for it in (sleepy, waiting, failing)] == [True] * 3
     with capture_logs() as said:
         assert not busy.stop(0.01)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import WorkerShutdown, WorkerTerminate
-from celery.utils.dispatch import Signal
+from celery.signals import worker_shutting_down
 from celery.worker import state
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -15,7 +17,6 @@ from opencue_sched import celery as wiring
 from opencue_sched.celery import ProcessStep, sleep_unless_stopped
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.worker.workload import Workload
-from tests.kit.tasks import in_process
 
 
 def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
@@ -41,9 +42,10 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back() -> None:
         raise WorkerShutdown(0)
 
     mine = SimpleNamespace(start=start, stop=lambda: given_back.append(True))
-    worker = SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
+    app = SimpleNamespace(process=mine)
+    worker = SimpleNamespace(app=app, hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
     step = object.__new__(ProcessStep)
-    with in_process(mine), pytest.raises(WorkerShutdown):
+    with pytest.raises(WorkerShutdown):
         step.start(worker)
     assert given_back == [True]
 
@@ -57,18 +59,28 @@ def test_a_first_beat_without_redis_ends_no_worker() -> None:
     mine = SimpleNamespace(membership=SimpleNamespace(workload=Workload(), heartbeat=heartbeat))
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
-    with in_process(mine):
-        wiring.PresenceStep(None).start(SimpleNamespace(app=None, timer=timer))
+    wiring.PresenceStep(None).start(SimpleNamespace(app=SimpleNamespace(process=mine), timer=timer))
     assert again == [wiring.REFRESH_SECONDS]
 
 
-def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What a worker that starts connects to signals is taken off again."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    handlers = [signal.getsignal(number) for number in numbers]
+    receivers = list(worker_shutting_down.receivers)
+    yield
+    worker_shutting_down.receivers[:] = receivers
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_first_signal_to_stop_is_for_good() -> None:
     workload = Workload()
     mine = SimpleNamespace(membership=SimpleNamespace(workload=workload), start=lambda *_: None)
-    monkeypatch.setattr(wiring, "install_level_signals", lambda: None)
-    monkeypatch.setattr(wiring, "worker_shutting_down", Signal())
-    with in_process(mine):
-        object.__new__(ProcessStep).start(SimpleNamespace(app=None, hostname="w1@localhost", concurrency=1))
-    wiring.worker_shutting_down.send(None)
+    app = SimpleNamespace(process=mine)
+    object.__new__(ProcessStep).start(SimpleNamespace(app=app, hostname="w1@localhost", concurrency=1))
+    worker_shutting_down.send(None)
     workload.become(WorkerState.WORKING)
     assert workload.state is WorkerState.DRAINING

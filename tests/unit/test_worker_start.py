@@ -27,7 +27,6 @@ def test_only_a_wrong_configuration_is_told_as_one(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opencue_sched import celery
-    from tests.kit.tasks import in_process
 
     def fails(*_: object, **__: object) -> NoReturn:
         raise error
@@ -37,6 +36,7 @@ def test_only_a_wrong_configuration_is_told_as_one(
 
     monkeypatch.setattr(celery.os, "_exit", exits)
     step = celery.ProcessStep.__new__(celery.ProcessStep)
-    with in_process(SimpleNamespace(start=fails)), pytest.raises(SystemExit) as ended:
-        step.start(SimpleNamespace(app=None, hostname="w@h", concurrency=1))
+    app = SimpleNamespace(process=SimpleNamespace(start=fails))
+    with pytest.raises(SystemExit) as ended:
+        step.start(SimpleNamespace(app=app, hostname="w@h", concurrency=1))
     assert ended.value.code == status

@@ -94,6 +94,7 @@ class Farm:
         self._serial = 0
         self._default_show: ShowIds | None = None
         self._default_alloc: AllocIds | None = None
+        self._default_facility: str | None = None
 
     # Rows
 
@@ -136,6 +137,12 @@ class Farm:
     def facility(self, name: str = "local") -> str:
         """Id of the facility ``name``, made if need be."""
         return self.named("facility", "pk_facility", name)
+
+    def default_facility(self) -> str:
+        """Id of the facility of jobs that name none, made if need be."""
+        if self._default_facility is None:
+            self._default_facility = self.facility()
+        return self._default_facility
 
     def dept(self, name: str = "Pipeline") -> str:
         """Id of the department ``name``, made if need be."""
@@ -265,7 +272,7 @@ class Farm:
             name = spec.name or self.next_name(f"{show.name}-{spec.shot}-{spec.user}_job")
             layer_ids = [self._layer_ids(layer, position) for position, layer in enumerate(spec.layers)]
             ids = JobIds(self.new_id(), name, show, spec.folder_id or show.folder_id, tuple(layer_ids))
-            jobs.append(job_row(spec, ids, spec.facility_id or self.facility()))
+            jobs.append(job_row(spec, ids, spec.facility_id or self.default_facility()))
             resources.append(job_resource_row(spec, ids))
             layers += [(ids, position, layer) for position, layer in enumerate(spec.layers)]
             made.append(ids)

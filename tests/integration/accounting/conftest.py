@@ -9,12 +9,10 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from opencue_sched.accounting import bootstrap
 from opencue_sched.accounting.epoch import guarded_redis
-from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.settings import Settings
 from tests.kit.counters import Store
-from tests.kit.in_turn import InTurn
 
 if TYPE_CHECKING:
     from tests.integration.accounting.interleaved import Side
@@ -54,18 +52,16 @@ def play(
     """Makes one of the players of an interleaving (interleaved.py), on an open store without caps."""
     from tests.integration.accounting import interleaved, interleaved_ours, stepping
 
-    # An actor is one thread, of which each step is a boundary.
-    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     clock = stepping.Clock()
+    monkeypatch.setattr(bootstrap, "time", clock)
     client = stepping.SteppedRedis.from_url(settings_url, decode_responses=True)
     made: list[Side] = []
-    interleaved_ours.mark_moments(monkeypatch, clock)
+    # First: at the boundary of a COMMIT a test may have the server end the transaction.
+    interleaved_ours.mark_transactions(engine)
     stepping.step_statements(engine)
 
     def make(player: type[Side], deadline: float = 60.0) -> Side:
         side = player(engine, client, clock, interleaved.with_deadline(settings, deadline))
-        if isinstance(side, interleaved_ours.Ours):
-            monkeypatch.setattr(settle_module, "undo_bookings", side.compensate)
         made.append(side)
         return side
 

@@ -165,6 +165,10 @@ class Side(ABC):
             assert time.monotonic() < deadline, "it waits for ever"
             time.sleep(0.02)
 
+    def refuse_compensations(self) -> None:
+        """From now on the server refuses to undo what was committed."""
+        self.compensations_fail = True
+
     # What is seen of it
 
     def procs(self) -> list[str]:

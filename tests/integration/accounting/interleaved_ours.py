@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, Engine, event
 
-from opencue_sched.accounting import bootstrap, consistency, keys
-from opencue_sched.accounting import caps as caps_module
-from opencue_sched.accounting import recompute as recompute_module
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.consistency import check_consistency, drift
@@ -24,20 +20,18 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import read_snapshot, recompute
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
 from opencue_sched.coordination.permits import FramePermits
-from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
 from tests.integration.accounting.interleaved import (
     AGE,
@@ -57,7 +51,7 @@ from tests.integration.accounting.interleaved import (
     finish,
 )
 from tests.integration.accounting.stepped_store import grow_older
-from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
+from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary, current
 from tests.kit.import_notes import pass_quarantines
 from tests.kit.passes import ReadingAnew
 
@@ -69,6 +63,9 @@ class Ours(Side):
 
     def __init__(self, engine: Engine, client: SteppedRedis, clock: Clock, settings: Settings) -> None:
         super().__init__(engine, client, clock, settings)
+        client.moments = _moments
+        for script in _MARKED:
+            client.script_load(load_script(script).text)  # a server that does not know it is asked twice
         client.set(keys.EPOCH, Epoch.new(server_run_id(client)).text)
         self.ledger = make_ledger(engine, client, owner="beat", accounting=Accounting())
         with engine.connect() as connection:
@@ -92,7 +89,7 @@ class Ours(Side):
 
     def _runner(self, name: str, channels: RqdChannels, settings: Settings) -> PassRunner:
         ledger = make_ledger(self.engine, self.client, owner=name, accounting=Accounting())
-        runner = PassRunner(
+        return PassRunner(
             self.engine,
             settings,
             ledger,
@@ -104,16 +101,10 @@ class Ours(Side):
             imported=ImportedShows(self.engine, ledger, quarantine_seconds=0, age_seconds=AGE),
             clock=lambda: time.monotonic() + self.clock.now,
         )
-        ledger.book = _marked(ledger.book, before=BOOK, after=BOOKED)  # type: ignore[method-assign]
-        ledger.rollback = _marked(ledger.rollback, before=ROLLBACK)  # type: ignore[method-assign]
-        return runner
 
-    def compensate(self, connection: Connection, procs: Sequence[PlannedProc]) -> Collection[str]:
-        if self.compensations_fail:
-            raise OperationalError("DELETE", {}, Exception("the server is shutting down"))
-        removed = undo_bookings(connection, procs)
-        boundary(UNDOING)
-        return removed
+    def refuse_compensations(self) -> None:
+        super().refuse_compensations()
+        self.sql(_REFUSE_DELETES)
 
     def recompute(self) -> Actor:
         return self.actor("recompute", self._recomputes)
@@ -235,23 +226,61 @@ class SharedLicence:
         return accepted
 
 
-def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
-    monkeypatch.setattr(bootstrap, "time", clock)
-    monkeypatch.setattr(cluster_pass.Planner, "judge", _marked(cluster_pass.Planner.judge, after=PLANNED))
-    monkeypatch.setattr(recompute_module, "read_snapshot", _marked(recompute_module.read_snapshot, after=SNAPSHOT))
-    monkeypatch.setattr(recompute_module, "fresh_additions", _marked(recompute_module.fresh_additions, before=JUDGED))
-    monkeypatch.setattr(consistency, "correct", _marked(consistency.correct, before=CORRECTION))
-    monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
+_MARKED = ("book", "adjust", "lease_drop")
 
 
-def _marked(function: Callable[..., Any], *, before: str = "", after: str = "") -> Callable[..., Any]:
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        if before:
-            boundary(before)
-        result = function(*args, **kwargs)
-        if after:
-            boundary(after)
-        return result
+def _moments(call: tuple[Any, ...], answer: Any) -> tuple[str, ...]:
+    """The moments to which a script call has come: before it is sent, or when it is answered."""
+    book, adjust, lease_drop = (load_script(script).sha for script in _MARKED)
+    if call[1] == book and "force" in call:
+        return () if answer else (ROLLBACK,)
+    if call[1] == book:
+        unseeded = answer and answer[1] == "unseeded"  # it is sent again when the caps are there
+        return () if unseeded else (BOOKED,) if answer else (PLANNED, BOOK)
+    if call[1] == adjust:
+        return () if answer else (CORRECTION,)
+    return (JUDGED,) if call[1] == lease_drop and keys.AUDIT in call and answer is not None else ()
 
-    return marked
+
+def mark_transactions(engine: Engine) -> None:
+    """Make the ends of transactions that have deleted procs, or have read all at one moment, boundaries. For the life
+    of the engine."""
+
+    @event.listens_for(engine, "begin")
+    def after_begin(connection: Connection) -> None:
+        # A session keeps the count of earlier transactions for up to a second, those of an earlier test among them. Of
+        # a transaction that reads at one moment the moment is its first statement: that is not asked here.
+        if current() is not None and not _reads_at_one_moment(connection):
+            connection.info[_DELETED_BEFORE] = _asked(connection, _DELETED)
+
+    @event.listens_for(engine, "commit")
+    def before_commit(connection: Connection) -> None:
+        if current() is None:
+            return
+        if _reads_at_one_moment(connection):
+            boundary(CAPS_READ if _asked(connection, _HAS_READ_CAPS) else SNAPSHOT)
+        elif _asked(connection, _DELETED) > connection.info[_DELETED_BEFORE]:
+            boundary(UNDOING)
+
+
+_DELETED = "SELECT pg_stat_get_xact_tuples_deleted('proc'::regclass)"
+_DELETED_BEFORE = "procs deleted before the transaction"
+_HAS_READ_CAPS = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'subscription'::regclass"
+
+
+def _reads_at_one_moment(connection: Connection) -> bool:
+    return connection.get_execution_options().get("isolation_level") == "REPEATABLE READ"
+
+
+def _asked(connection: Connection, query: str) -> int:
+    """What the transaction says of itself."""
+    with connection.connection.cursor() as cursor:
+        cursor.execute(query)
+        return int((cursor.fetchone() or (0,))[0])
+
+
+_REFUSE_DELETES = """
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN RAISE EXCEPTION 'the server is shutting down' USING ERRCODE = '57P01'; END$$;
+    CREATE TRIGGER refuse BEFORE DELETE ON proc FOR EACH STATEMENT EXECUTE FUNCTION refuse()
+"""

@@ -8,10 +8,11 @@ even to tidy up, and PostgreSQL rolls its open transaction back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
@@ -19,10 +20,14 @@ from sqlalchemy import Connection, Engine, event
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.settings import Accounting
 from tests.kit.world import World
 
 _here = threading.local()
+_on_its_way: Actor | None = None
+"""The actor that the test lets go on at this moment."""
 _STUCK_SECONDS = 60.0
 
 
@@ -61,9 +66,13 @@ class Actor:
 
     def step(self) -> bool:
         """Do what the boundary says and go on to the next; whether there is one. Raises what the actor raised."""
+        global _on_its_way
         if self.alive:
+            _on_its_way = self
             self._go.release()
-            if not self._back.acquire(timeout=_STUCK_SECONDS):
+            back = self._back.acquire(timeout=_STUCK_SECONDS)
+            _on_its_way = None
+            if not back:
                 raise AssertionError(f"{self.name} is stuck at {self.boundary}: somebody else holds what it needs")
         if not self.alive:
             self._thread.join(_STUCK_SECONDS)
@@ -103,8 +112,14 @@ class Actor:
 
 
 def current() -> Actor | None:
-    """The actor this thread is, None in the test's own thread."""
-    return getattr(_here, "actor", None)
+    """The actor this thread is, None in the test's own thread. A thread that an actor has begun, and waits for, is that
+    actor: it does something only while the test lets that one go on."""
+    if threading.current_thread() is threading.main_thread():
+        return None
+    actor = getattr(_here, "actor", None)
+    if actor is None:
+        actor = _here.actor = _on_its_way
+    return actor
 
 
 def boundary(name: str) -> None:
@@ -145,6 +160,7 @@ class SteppedPipeline(Pipeline):
         watched = [self.parent.watched[sha] for sha in {args[1] for args in scripts} & self.parent.watched.keys()]
         for before, _ in watched:
             before()
+        self.parent.pause_for((args, None) for args in scripts)
         if actor is not None:
             self.parent.sent.extend(scripts)
             if actor.twice and scripts:
@@ -154,6 +170,7 @@ class SteppedPipeline(Pipeline):
         answers = super().execute(raise_on_error=raise_on_error)
         for _, after in watched:
             after(answers)
+        self.parent.pause_for(zip((args for args, _ in stack), answers, strict=True))
         return answers
 
 
@@ -161,7 +178,8 @@ class SteppedRedis(redis.Redis):
     """A client that pauses before each command of an actor.
 
     ``sent``: script calls of actors, oldest first. ``used``: round trips so far; as long as it stands, the store does.
-    ``watched``: scripts (by SHA), and what is called before and after a pipeline that calls them.
+    ``watched``: scripts (by SHA), and what is called before and after a pipeline that calls them. ``moments`` names the
+    boundaries of its own that a script call has, beside those of every command: before it, and by its answer after it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -169,11 +187,21 @@ class SteppedRedis(redis.Redis):
         self.sent: list[tuple[Any, ...]] = []
         self.used = 0
         self.watched: dict[str, tuple[Callable[[], object], Callable[[list[Any]], object]]] = {}
+        self.moments: Callable[[tuple[Any, ...], Any], Iterable[str]] = lambda _call, _answer: ()
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         boundary(f"redis {args[0]}")
+        self.pause_for([(args, None)])
         self.used += 1
-        return super().execute_command(*args, **options)
+        answer = super().execute_command(*args, **options)
+        self.pause_for([(args, answer)])
+        return answer
+
+    def pause_for(self, calls: Iterable[tuple[tuple[Any, ...], Any]]) -> None:
+        """Pause once at each moment that calls come to; with their answers when they have them."""
+        found = (self.moments(call, answer) for call, answer in calls if call[0] == "EVALSHA")
+        for name in dict.fromkeys(moment for names in found for moment in names):
+            boundary(name)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> SteppedPipeline:
         pipe = SteppedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
@@ -199,6 +227,22 @@ def step_statements(engine: Engine) -> None:
         except Killed:
             connection.invalidate()
             raise
+
+
+@contextmanager
+def around(
+    ledger: Ledger,
+    script: str,
+    *,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
+    """Act before and after each pipeline in which a ledger of a SteppedRedis calls this script."""
+    ledger.client.script_load(load_script(script).text)  # a server that does not know it is asked twice
+    watched, sha = cast("SteppedRedis", ledger.client).watched, load_script(script).sha
+    watched[sha] = (before, lambda _answers: after())
+    yield
+    del watched[sha]
 
 
 Moment = Callable[[Actor], object]

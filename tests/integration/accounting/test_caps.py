@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from sqlalchemy import text
 
@@ -17,6 +15,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting
 from opencue_sched.store import accounting as store
+from tests.integration.accounting.stepping import Actor, current, stepped
 from tests.kit.limits import list_twice
 from tests.kit.statements import listening
 from tests.kit.world import World
@@ -63,29 +62,37 @@ def test_a_reseed_leaves_booked_counters_alone(world: World) -> None:
     world.exact()
 
 
-def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World) -> None:
     """Two read a cap while it changes: what was written first is not replaced by what was read before it."""
     key = keys.job(world.job.id)
     world.sql("UPDATE job_resource SET int_max_cores = 900")
-    late = make_ledger(world.engine, world.store.client, owner="late", accounting=Accounting())
-    kept: list[Any] = []
-    monkeypatch.setattr(late, "write_caps", lambda *read: kept.append(read) or (0, 0))
-    first = [True]
+    late = stepped(world).ledger
+    loads = [Actor("late", lambda: load_caps(world.engine, late, [key])) for _ in range(2)]
 
-    def read_by_another(*_: object) -> None:
-        if first:
-            first.clear()
-            load_caps(world.engine, late, [key])
-            world.sql("UPDATE job_resource SET int_max_cores = 500")
+    # when two more begin to read while the first does, and write later
+    def read_by_others() -> None:
+        for load in loads:
+            while load.boundary != "redis EVALSHA":
+                assert load.step()
+        world.sql("UPDATE job_resource SET int_max_cores = 500")
 
-    with listening(world.engine, "after_cursor_execute", read_by_another):
+    waiting = [read_by_others]
+
+    def after_our_first_statement(*_: object) -> None:
+        if waiting and current() is None:
+            waiting.pop()()
+
+    with listening(world.engine, "after_cursor_execute", after_our_first_statement):
         load_caps(world.engine, world.ledger, [key])
     written = fields(world, key)["int_max_cores"]
-    world.ledger.write_caps(*kept[0])
+    while loads[0].step():
+        pass
     assert fields(world, key)["int_max_cores"] == written
 
     load_caps(world.engine, world.ledger, [key])
-    assert world.ledger.write_caps(*kept[0]) == (0, 1)
+    while loads[1].step():
+        pass
+    assert loads[1].result == (0, 1)
     assert fields(world, key)["int_max_cores"] == "5"
 
 

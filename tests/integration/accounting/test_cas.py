@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 
-from opencue_sched.accounting import foreign_decrements, keys, recompute
+from opencue_sched.accounting import foreign_decrements, keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
 from tests.kit.cuebot_publish import PUBLISH
-from tests.kit.world import World, returned
+from tests.kit.redis_log import RedisLog
+from tests.kit.statements import after_each_snapshot
+from tests.kit.world import World
 
 
 @pytest.fixture
@@ -30,53 +34,48 @@ def foreign(world: World) -> int:
     return int(booked) - int(ledger)
 
 
-def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_quiet(world: World) -> AbstractContextManager[None]:
     """Something always moves between the snapshot and the swap."""
-    original = recompute.check_consistency
-
-    def busy(*args: object, **how: object) -> object:
-        check = original(*args, **how)  # type: ignore[arg-type]
-        world.store.client.incr(keys.SEQ)
-        return check
-
-    monkeypatch.setattr(recompute, "check_consistency", busy)
+    return after_each_snapshot(world.engine, lambda: world.store.client.incr(keys.SEQ))
 
 
-def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def tries(log: RedisLog) -> int:
+    """How often counters and entries were compared, to swap them after that."""
+    return len(log.calls("lease_take", naming=keys.AUDIT))
+
+
+def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(dual: World, settings_url: str) -> None:
     one, two = dual.run(2)
     dual.recompute()
     booked = dual.entry(one)
     dual.delete(one)
     publish(dual, booked)
     assert dual.job_cores() == 2
-    swaps = returned(monkeypatch, foreign_decrements, "swap_counters")
-    assert dual.recompute().causes == {"missed_release": 1}
-    assert swaps[-1]
+    with RedisLog(settings_url) as log:
+        assert dual.recompute().causes == {"missed_release": 1}
+        assert tries(log) == 1
     assert dual.job_cores() == 2
     assert dual.store.ids() == {two}
     dual.exact()
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_what_ended_without_its_decrement_is_found(dual: World, monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+def test_what_ended_without_its_decrement_is_found(dual: World, busy: bool) -> None:
     # given four procs of two cores, in a store that is quiet or always busy
     ended = dual.run(4)
     dual.recompute()
     booked = [dual.entry(proc) for proc in ended]
-    if busy:
-        never_quiet(dual, monkeypatch)
-    # when the releases of all that ended were published, then nothing is missing
-    dual.delete(ended[0])
-    publish(dual, booked[0])
-    assert dual.recompute().unpublished_cores == 0
-    # and when that of one of two was, then the other is, once
-    for proc in ended[1:3]:
-        dual.delete(proc)
-    publish(dual, booked[1])
-    assert dual.recompute().unpublished_cores == 2
-    assert dual.recompute().unpublished_cores == 0
+    with never_quiet(dual) if busy else nullcontext():
+        # when the releases of all that ended were published, then nothing is missing
+        dual.delete(ended[0])
+        publish(dual, booked[0])
+        assert dual.recompute().unpublished_cores == 0
+        # and when that of one of two was, then the other is, once
+        for proc in ended[1:3]:
+            dual.delete(proc)
+        publish(dual, booked[1])
+        assert dual.recompute().unpublished_cores == 2
+        assert dual.recompute().unpublished_cores == 0
 
 
 def test_a_lost_publish_is_healed_by_the_swap(dual: World) -> None:
@@ -117,13 +116,13 @@ def test_a_vertex_whose_decrements_came_before_its_entries_went_is_not_freed(dua
     assert answer == [1, 0]
 
 
-def test_bookings_in_flight_survive_the_overwrite(dual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bookings_in_flight_survive_the_overwrite(dual: World, settings_url: str) -> None:
     (one,) = dual.run()
     dual.recompute()
     dual.ledger.book([Booking("straddle", dual.entry(one).vertices, 4)])
-    swaps = returned(monkeypatch, foreign_decrements, "swap_counters")
-    dual.recompute()
-    assert swaps[-1]
+    with RedisLog(settings_url) as log:
+        dual.recompute()
+        assert tries(log) == 1
     assert dual.job_cores() == 6
 
 
@@ -138,18 +137,15 @@ def test_a_swap_is_refused_when_anything_moved(dual: World) -> None:
     assert dual.job_cores() == 0
 
 
-def test_retries_are_bounded_and_the_cycle_is_finished_all_the_same(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_are_bounded_and_the_cycle_is_finished_all_the_same(dual: World, settings_url: str) -> None:
     one, two = dual.run(2)
     dual.recompute()
     booked = dual.entry(one)
     dual.delete(one)
     publish(dual, booked)
-    never_quiet(dual, monkeypatch)
-    swaps = returned(monkeypatch, foreign_decrements, "swap_counters")
-    dual.recompute(cas_max_retries=2)
-    assert swaps == [False] * 3
+    with never_quiet(dual), RedisLog(settings_url) as log:
+        dual.recompute(cas_max_retries=2)
+        assert tries(log) == 3
     assert dual.job_cores() == 2, "the decrement is not subtracted twice"
     assert foreign(dual) == 0
     assert dual.store.ids() == {two}
@@ -161,14 +157,14 @@ def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(
     (one,) = dual.run()
     dual.recompute()
     dual.delete(one)
-    never_quiet(dual, monkeypatch)
-    dual.recompute()
-    assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
-    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 3600)
-    dual.recompute()
-    assert dual.job_cores() == 2
-    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
-    dual.recompute()
+    with never_quiet(dual):
+        dual.recompute()
+        assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
+        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 3600)
+        dual.recompute()
+        assert dual.job_cores() == 2
+        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
+        dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
@@ -179,27 +175,27 @@ def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
     dual.recompute()
     booked = dual.entry(one)
     dual.delete(one)
-    never_quiet(dual, monkeypatch)
-    dual.recompute()
-    publish(dual, booked)
-    monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
-    dual.recompute()
+    with never_quiet(dual):
+        dual.recompute()
+        publish(dual, booked)
+        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
+        dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
 @pytest.mark.parametrize("somebody_else_takes_stock", [False, True])
 def test_a_decrement_for_nothing_we_know_is_given_back_at_the_second_pass(
-    dual: World, monkeypatch: pytest.MonkeyPatch, somebody_else_takes_stock: bool
+    dual: World, somebody_else_takes_stock: bool
 ) -> None:
     (one,) = dual.run()
     dual.recompute()
     publish(dual, dual.entry(one))
-    never_quiet(dual, monkeypatch)
     if somebody_else_takes_stock:
         dual.store.client.set(keys.AUDIT, "somebody else")
-    dual.recompute()
-    assert dual.job_cores() == 0
-    dual.recompute()
+    with never_quiet(dual):
+        dual.recompute()
+        assert dual.job_cores() == 0
+        dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (2, 0)
 
 
@@ -210,20 +206,15 @@ def test_a_release_by_id_in_a_dual_store_leaves_no_foreign_delta(dual: World) ->
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
-def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(dual: World, settings_url: str) -> None:
     """Also not one that has no entry any more, of which this pass reads no counter."""
     (one,) = dual.run()
     dual.recompute()
     dual.delete(one)
     dual.store.client.set(keys.AUDIT, "somebody else")
-    passes, swaps = (
-        returned(monkeypatch, recompute, "reconcile"),
-        returned(monkeypatch, foreign_decrements, "swap_counters"),
-    )
-    dual.recompute()
-    assert (swaps, passes[0].check.complete) == ([True], False)
+    with RedisLog(settings_url) as log:
+        dual.recompute()
+        assert tries(log) == 1
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 

@@ -14,13 +14,14 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import Change, Ledger
+from opencue_sched.accounting.ledger import Change
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import Fence, ScriptCall
 from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.errors import FencedOff
 from tests.kit.counters import Store, booking
 from tests.kit.polling import eventually
+from tests.kit.redis_log import RedisLog
 from tests.kit.world import AGE, World
 
 LEADER = LeaderKeys("cue", "beat")
@@ -185,12 +186,9 @@ def test_a_reseed_paused_past_a_take_over_writes_no_cap(world: World) -> None:
     assert contents(client) != before
 
 
-def test_the_hot_path_sends_nothing_more_than_before(booked: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[object, ...]] = []
-    pipeline = type(booked.client.pipeline())
-    execute = pipeline.execute_command
-    monkeypatch.setattr(pipeline, "execute_command", lambda self, *a, **k: (sent.append(a), execute(self, *a, **k))[1])
-    booked.ledger.book([Booking("r", BOOKED.vertices, 1, 0)])
-    (script,) = [command for command in sent if command[0] == "EVALSHA"]
-    assert script[2] == len(keys.LEDGER_KEYS)
-    assert Ledger(booked.client, owner="x")._fence is None
+def test_the_hot_path_sends_nothing_more_than_before(booked: Store, settings_url: str) -> None:
+    with RedisLog(settings_url) as log:
+        booked.ledger.book([Booking("r", BOOKED.vertices, 1, 0)])
+        (call,) = log.calls("book")
+    _evalsha, _sha, number_of_keys, *_rest = call.text.split()
+    assert int(number_of_keys) == len(keys.LEDGER_KEYS)

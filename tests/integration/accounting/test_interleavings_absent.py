@@ -27,6 +27,7 @@ def _absent_is_gone(record: Record, actual: str | None, mark_seq: int, too_old: 
 
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])
 def ruled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the rule is there. Without it production code is broken on purpose: the control."""
     if not request.param:
         monkeypatch.setattr(differences, "_judge", _absent_is_gone)
     return bool(request.param)

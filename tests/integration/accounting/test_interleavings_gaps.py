@@ -77,7 +77,8 @@ def test_a_failed_launch_that_cannot_be_undone_keeps_its_room(side: Side) -> Non
     side.submit()
     other = until(side.worker(), BOOK)
     side.submit()
-    side.launches_fail = side.compensations_fail = True
+    side.launches_fail = True
+    side.refuse_compensations()
     finish(side.worker())
     side.launches_fail = False
     finish(other)
@@ -215,9 +216,9 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
 ) -> None:
     """Gap (e) with a limit that two shows share: its frames are foreign, or in the ledger, and never neither.
 
-    After each step of the flip somebody books; with the limits of before that step, or of before the flip. Naive: what
-    is managed is not foreign, what is not is not in the ledger, and one comes after the other; only whoever loads the
-    limits of a show that goes back sees in time that it is foreign.
+    After each step of the flip somebody books; with the limits of before that step, or of before the flip. Naive, the
+    control, is production code broken on purpose: what is managed is not foreign, what is not is not in the ledger, and
+    one comes after the other; only whoever loads the limits of a show that goes back sees in time that it is foreign.
     """
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)

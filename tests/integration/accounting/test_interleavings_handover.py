@@ -30,6 +30,7 @@ MOMENTS = (START, COMMIT, VISIBLE, RENEWED, SNAPSHOT, JUDGED)
 
 @pytest.fixture(params=[True, False], ids=["ours", "numbers stay"])
 def renewing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether entries get new numbers. Without them production code is broken on purpose: the control."""
     if not request.param:
         monkeypatch.setattr(show_handover, "renew_entries", lambda *_: None)
     return bool(request.param)

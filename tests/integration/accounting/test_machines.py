@@ -1022,6 +1022,12 @@ _TOLD = (
     ),
     # Any number of frames.
     (("frames", -1, 0, True), ("book", "r1", {"arnold"})),
+    # A frame that no report knows takes a licence beside those that one counts; so do the ones counted alone.
+    (("book", "r1", {"arnold"}), ("frames", 1, 0, True), ("book", "r1", {"arnold"})),
+    (("frames", 1, 1, True), ("book", "r1", {"arnold"})),
+    # A machine that is past starts nothing, and a frame without a machine holds a limit of one.
+    (("seats", "nuke", 0, _NOBODY, {"r1"}, 0, False), ("book", "r1", _NUKE)),
+    (("book", "", _NUKE), ("book", "r1", _NUKE)),
 )
 """What a search comes upon rarely."""
 
@@ -1099,6 +1105,10 @@ class Expected:
 @example(_TOLD[6])
 @example(_TOLD[7])
 @example(_TOLD[8])
+@example(_TOLD[9])
+@example(_TOLD[10])
+@example(_TOLD[11])
+@example(_TOLD[12])
 @given(st.lists(_STEPS, max_size=25))
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, steps: Sequence[tuple[Any, ...]]) -> None:
@@ -1208,6 +1218,7 @@ def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, st
 def test_each_rule_left_out_is_found(
     store: Store, monkeypatch: pytest.MonkeyPatch, script: str, ours: str, mistake: str
 ) -> None:
+    """The control of the test above: the script is broken on purpose, and that test fails."""
     whole = lua_scripts.load_script(script).text
     assert ours in whole
     wrong = lua_scripts.LuaScript(whole.replace(ours, mistake), uuid.uuid4().hex)

@@ -1,7 +1,4 @@
-"""The real ledger under anything that can happen to it: nothing above a cap, sums right, and the truth in the end.
-
-The second half of 300 games of 30 steps is in test_stateful_too.py, so that both are played side by side.
-"""
+"""The real ledger under anything that can happen to it: nothing above a cap, sums right, and the truth in the end."""
 
 from __future__ import annotations
 
@@ -17,5 +14,6 @@ def test_the_ledger_holds_whatever_happens(database_url: str, redis_client: redi
         if DEEP:
             play_deep(machine)
         else:
-            play(machine, games=150, steps=30, number=0)
-    assert machine.done["accepted"] > 300
+            # More than what finds each rule left out (test_stateful_mutants.py); `make test-deep` plays on.
+            play(machine, games=75, steps=30, number=0)
+    assert machine.done["accepted"] > 100

@@ -219,7 +219,7 @@ MUTANTS = {
 
 @pytest.fixture(params=MUTANTS.values(), ids=MUTANTS)
 def mutant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mutant]:
-    """One rule is out until the test is over."""
+    """One rule is out until the test is over: production code is broken on purpose, as the games' control."""
     mutant: Mutant = request.param
     if isinstance(mutant.where, str):
         lua = shutil.copytree(lua_directory(), tmp_path / "lua")

@@ -27,10 +27,9 @@ FRAMES = 6
 
 @pytest.fixture
 def one(engine: Engine, settings: Settings) -> Iterator[Passes]:
-    """A process in dry run."""
+    """A process in dry run, whose ledger knows the procs."""
     dry_run = settings.rqd.model_copy(update={"dry_run_mode": True})
-    with passes(engine, settings.model_copy(update={"rqd": dry_run})) as found:
-        del found.runner.ledger.caps  # the ledger's own answer: here it knows the procs
+    with passes(engine, settings.model_copy(update={"rqd": dry_run}), past_ledger=False) as found:
         yield found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -14,8 +16,9 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.settings import Accounting
-from opencue_sched.store.accounting_tables import _Table, refresh_tables
+from opencue_sched.store.accounting_tables import refresh_tables
 from tests.kit.counters import Store
+from tests.kit.polling import eventually
 
 TABLES = ("layer_resource", "job_resource", "folder_resource", "point", "subscription")
 
@@ -169,27 +172,38 @@ def test_a_row_somebody_holds_is_left_for_the_next_pass(books: Books) -> None:
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["ours", "naive"])
-def test_a_cap_changed_while_it_is_raised_is_never_lost(
-    books: Books, locked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An admin changes it between its reading and its restoration: he has to wait for the row. Naive: nobody locks."""
+def test_a_cap_changed_while_it_is_raised_is_never_lost(books: Books, locked: bool) -> None:
+    """An admin changes it between its reading and its restoration: he has to wait for the row. Naive, the control, is
+    what we send without its locks."""
     books.run(2)
     books.sql("UPDATE subscription SET int_burst = 0")
     if not locked:
-        lock = _Table.lock
-        monkeypatch.setattr(_Table, "lock", lambda table: text(str(lock(table)).partition(" FOR NO KEY")[0]))
-    waits = False
 
-    def admin(connection: object, cursor: object, statement: str, *rest: object) -> None:
-        nonlocal waits
-        if "2147483646" in statement and "UPDATE subscription" in statement:
-            try:
-                books.sql("SET LOCAL lock_timeout = '50ms'; UPDATE subscription SET int_burst = 700")
-            except OperationalError:
-                waits = True
+        def unlocked(_connection: object, _cursor: object, statement: str, parameters: object, *_: object) -> Any:
+            return statement.partition(" FOR NO KEY UPDATE")[0], parameters
 
-    event.listen(books.engine, "before_cursor_execute", admin)
-    books.refresh()
+        event.listen(books.engine, "before_cursor_execute", unlocked, retval=True)
+    # given a refresh that has read the cap, and is held up before it raises it
+    books.sql(
+        "CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END$$;"
+        " CREATE TRIGGER hold_up BEFORE UPDATE OF int_burst ON subscription FOR EACH STATEMENT"
+        " WHEN (current_setting('opencue_sched.lifts_caps', true) = 'on') EXECUTE FUNCTION hold_up()"
+    )
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+    with ThreadPoolExecutor(1) as threads, books.engine.begin() as other:
+        other.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        refreshed = threads.submit(books.refresh)
+        eventually(lambda: books.read(waiting) == (1,))
+        # when an admin changes the cap
+        waits = False
+        try:
+            books.sql("SET LOCAL lock_timeout = '50ms'; UPDATE subscription SET int_burst = 700")
+        except OperationalError:
+            waits = True
+        other.rollback()
+        refreshed.result(60)
+    # then the change waits for the refresh, and stays
     assert waits == locked
     if waits:
         books.sql("UPDATE subscription SET int_burst = 700")

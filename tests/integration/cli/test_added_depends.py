@@ -23,8 +23,9 @@ from opencue_sched.store.audit import judge
 from opencue_sched.store.named_rows import NamedRow
 from opencue_sched.store.release import Counters, lock_counters
 from tests.kit.command import Cli
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 from tests.kit.runs import ScriptedKiller, complete_frame
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -192,7 +193,7 @@ def test_a_frame_that_fails_while_its_dependency_is_met_does_not_wait_for_what_i
         # when it fails before that is committed
         eventually(lambda: rows(waiters), 20, "the completion to wait for what becomes of the dependency")
         connection.commit()
-        failing.result(20)
+        failing.result(MOST_SECONDS)
     # then it can run
     assert states("render")[0] == "WAITING"
 
@@ -212,7 +213,7 @@ def test_whoever_ends_what_is_waited_for_gets_the_frames_that_wait(
         frames = text("SELECT pk_frame FROM frame WHERE pk_job = :job FOR NO KEY UPDATE NOWAIT")
         assert len(connection.execute(frames, {"job": job.id}).all()) == 6
         connection.commit()
-        assert adding.result(20).frames == 6
+        assert adding.result(MOST_SECONDS).frames == 6
     assert rows("SELECT DISTINCT int_depend_count FROM frame WHERE str_state = 'DEPEND'") == [(2,)]
     assert_counters_match(engine)
 
@@ -222,7 +223,7 @@ def test_what_is_over_already_makes_nothing_wait(
 ) -> None:
     end(jobs[SIM], 0, 3)
     ran = cli("job", "depends", "add", COMP, "--on", SIM, "--on-layer", "cache")
-    assert (ran.status, ran.out) == (0, f"{COMP}: what it would wait for is over already\n")
+    assert (ran.status, lacks(ran.out, COMP, "over already")) == (0, [])
     assert set(states("render")) == {"WAITING"}
     assert cli("job", "depends", "list", COMP, "--json").json == []
 
@@ -327,7 +328,7 @@ def test_two_dependencies_that_are_added_at_once_close_no_circle(
             connection.execute(text("LOCK TABLE depend IN SHARE MODE"))
             adding = [threads.submit(add, *names) for names in (("a", "b"), ("c", "d"))]
             eventually(lambda: len(rows(waiters)) == 2, 20, "both dependencies to be written")
-        added = [one.result(20) for one in adding]
+        added = [one.result(MOST_SECONDS) for one in adding]
     # then one of them is refused
     assert sorted(added) == [False, True]
 
@@ -347,17 +348,17 @@ def test_whoever_eats_a_frame_that_waits_leaves_it_to_whoever_ends_what_it_waits
         frames = text("SELECT pk_frame FROM frame WHERE pk_job = :job FOR NO KEY UPDATE NOWAIT")
         assert len(connection.execute(frames, {"job": jobs[COMP].id}).all()) == 6
         connection.commit()
-        assert len(eating.result(20).changed) == 6
+        assert len(eating.result(MOST_SECONDS).changed) == 6
     assert set(states("render") + states("comp")) == {"EATEN"}
     assert_counters_match(engine)
 
 
 def test_a_tree_of_many_jobs_in_a_row_is_cut_where_nobody_can_read_it(cli: Cli, build: Build) -> None:
-    # given fifteen hundred jobs, each of which waits for the one before it
+    # given three hundred jobs, each of which waits for the one before it
     def make(farm: Farm) -> list[str]:
         show = farm.show("show")
         made = farm.jobs(
-            [JobSpec(layers=(LayerSpec(frames=1),), name=f"job{number}", show=show) for number in range(1500)]
+            [JobSpec(layers=(LayerSpec(frames=1),), name=f"job{number}", show=show) for number in range(300)]
         )
         for before, job in pairwise(made):
             farm.job_on_job(job, before)

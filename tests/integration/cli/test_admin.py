@@ -21,8 +21,9 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting, Settings
 from tests.kit.command import Cli
 from tests.kit.import_notes import pass_quarantines
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 from tests.kit.terminal import on_terminal
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -59,6 +60,15 @@ def test_a_farm_is_made_from_nothing_by_commands(cli: Cli, rows: Rows) -> None:
     folders = "SELECT pk_parent_folder, str_name FROM folder JOIN folder_resource USING (pk_folder) WHERE pk_show = :s"
     assert rows(folders, s=show_id) == [(None, "demo")]
     assert rows("SELECT count(*) FROM point WHERE pk_show = :s", s=show_id) == [(1,)]
+
+
+def test_a_show_on_a_database_without_departments_is_refused_by_what_is_missing(cli: Cli, engine: Engine) -> None:
+    # given Cuebot's migrations alone, without its seed data
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM dept"))
+    ran = cli("show", "create", "demo")
+    assert (ran.status, lacks(ran.err, "no department", "dept")) == (1, [])
+    assert "OPENCUE_SCHED_DATABASE_URL" not in ran.err
 
 
 def test_shows_are_listed_with_what_they_do(cli: Cli, build: Build) -> None:
@@ -108,7 +118,7 @@ def test_allocations_are_listed_and_retagged_with_their_hosts(cli: Cli, build: B
 
     ran = cli("alloc", "tag", "local.desk", "workstation")
 
-    assert ran.out == "local.desk and 3 hosts of it have the tag workstation\n"
+    assert not lacks(ran.out, "local.desk", "3 hosts", "workstation")
     assert rows("SELECT DISTINCT str_tag FROM host_tag WHERE str_tag_type = 'ALLOC'") == [("workstation",)]
     (host,) = rows("SELECT str_tags FROM host WHERE pk_host = :host", host=down.id)
     assert host.str_tags.split() == ["workstation", down.name, "old"]
@@ -176,7 +186,7 @@ def test_a_subscription_in_use_is_deleted_by_force_only(cli: Cli, build: Build, 
     show_id = build(make)
     refused = cli("subscription", "delete", "demo", "local.general")
     assert refused.status == 1
-    assert "frames of demo running in local.general: 1" in refused.err
+    assert not lacks(refused.err, "demo", "local.general: 1")
     assert cli("subscription", "delete", "demo", "local.general", "--force").status == 0
     assert rows("SELECT count(*) FROM subscription WHERE pk_show = :s", s=show_id) == [(0,)]
 
@@ -195,7 +205,7 @@ def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Bu
     assert cli("limit", "set", "arnold", "1").words[1] == ["arnold", "2", "1", "0", "frames"]
     assert listed(cli("limit", "list", "--json").json, "limit", "arnold")["left"] == 0
     refused = cli("limit", "delete", "arnold")
-    assert (refused.status, "frames run or wait under arnold" in refused.err) == (1, True)
+    assert (refused.status, "arnold" in refused.err) == (1, True)
     assert cli("limit", "delete", "arnold", "--force").status == 0
     assert cli("limit", "delete", "maya").status == 0
     assert rows("SELECT count(*) FROM limit_record") == rows("SELECT count(*) FROM layer_limit") == [(0,)]
@@ -216,7 +226,7 @@ def test_a_limit_counts_frames_or_machines(cli: Cli, build: Build) -> None:
     assert listed(cli("limit", "list", "--json").json, "limit", "nuke")["counts"] == "machines"
     assert cli("limit", "set", "houdini", "--type", "FRAME").words[1] == ["houdini", "3", "6", "3", "frames"]
     refused = cli("limit", "set", "houdini")
-    assert (refused.status, "say a MAX, or a --type" in refused.err) == (2, True)
+    assert (refused.status, lacks(refused.err, "MAX", "--type")) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -332,14 +342,14 @@ def test_the_half_minute_of_a_hand_over_is_seen_to_pass_on_a_terminal(
         assert 0 < first <= 30
         eventually(lambda: (seconds_left() or first) < first, 20, "fewer seconds", told=terminal.text)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=MOST_SECONDS) == 130
 
 
 def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows: Rows) -> None:
     build(lambda farm: farm.show("demo", managed=False, booking_enabled=False))
     ran = cli("show", "managed", "demo", "on")
     assert ran.status == 0
-    assert "Redis is not open for booking yet" in ran.err
+    assert not lacks(ran.err, "Redis", "not open")
     assert ran.words[1][:4] == ["demo", "yes", "yes", "no"]
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE str_name = 'demo'") == [(True, False)]
 
@@ -397,4 +407,4 @@ def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) ->
     assert (made.returncode, made.stdout.splitlines()[1].split()[:3], made.stderr) == (0, ["demo", "yes", "yes"], "")
     again = subprocess.run(create, env=environment, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == "error: there is a show 'demo' already\n"
+    assert not lacks(again.stderr, "error: ", "'demo'", "already")

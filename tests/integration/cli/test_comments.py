@@ -15,7 +15,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from tests.kit.command import Cli
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -83,7 +83,7 @@ def test_what_changes_layers_locks_their_job_first_as_a_completion_does(
         eventually(lambda: rows(waiters), 20, "the command to wait for the job")
         connection.execute(text("SELECT FROM layer FOR NO KEY UPDATE NOWAIT"))
         connection.commit()
-        assert setting.result(20).status == 0
+        assert setting.result(MOST_SECONDS).status == 0
 
 
 def test_a_refused_change_leaves_no_comment(cli: Cli, farm: None, rows: Rows) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
+from tests.kit.command import Cli
 
 PROGRAM = "from opencue_sched.cli import main; main()"
 LARGE = ("sqlalchemy", "pydantic", "redis")
@@ -23,16 +24,19 @@ atexit.register(lambda: print([name for name in {LARGE} if name in sys.modules],
 """
 
 
+def asked(line: str, how: str = "bash_complete") -> dict[str, str]:
+    """The variables by which a shell asks how a line may go on."""
+    return {"_OPENCUE_SCHED_COMPLETE": how, "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+
 def complete(
     line: str, *, how: str = "bash_complete", program: str = PROGRAM, **variables: str
 ) -> tuple[list[str], str]:
     """Lines of standard output, and standard error, of the program when the shell asks how a line may go on."""
-    words = line.split(" ")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENCUE_SCHED_")}
-    asked = {"_OPENCUE_SCHED_COMPLETE": how, "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     ran = subprocess.run(
         [sys.executable, "-c", program],
-        env={**inherited, **variables, **asked},
+        env={**inherited, **variables, **asked(line, how)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -73,9 +77,12 @@ def a_farm(build: Callable[[Callable[[Farm], Any]], Any]) -> None:
     ],
 )
 def test_names_are_completed_from_the_database(
-    a_farm: None, on_database: dict[str, str], line: str, expected: list[str]
+    a_farm: None, environment: pytest.MonkeyPatch, cli: Cli, line: str, expected: list[str]
 ) -> None:
-    assert complete(line, **on_database) == ([f"plain,{name}" for name in expected], "")
+    for name, value in asked(line).items():
+        environment.setenv(name, value)
+    told = cli()
+    assert (told.out.split(), told.err) == ([f"plain,{name}" for name in expected], "")
 
 
 @pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/none", "nonsense"])
@@ -86,6 +93,9 @@ def test_nothing_is_completed_and_nothing_said_without_a_database(url: str) -> N
 def test_a_database_that_does_not_answer_at_once_is_not_waited_for(
     a_farm: None, on_database: dict[str, str], engine: Engine
 ) -> None:
+    # given a process that completes names
+    assert complete("opencue-sched job kill demo-sh02", **on_database) == (["plain,demo-sh020-user_comp"], "")
+    # when nobody can read jobs, then it says nothing
     with engine.begin() as connection:
         connection.execute(text("LOCK TABLE job IN ACCESS EXCLUSIVE MODE"))
         assert complete("opencue-sched job kill d", **on_database) == ([], "")

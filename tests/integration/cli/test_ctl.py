@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 import redis
+from celery.app.control import Control
 
-from opencue_sched.cli import ctl
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.coordination.presence import Actor, Presence
+from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from tests.kit.command import Cli
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
-    """Group and instance of the workers that the last command was broadcast to."""
+    """Group and instance of the workers that the last command was sent to, all of which answer."""
     found: list[tuple[str, str]] = []
 
-    def broadcast(_app: object, _namespace: str, _command: str, meant: list[Actor], **_: Any) -> list[object]:
-        found[:] = sorted((actor.group, actor.instance) for actor in meant)
-        return [{actor.instance: {"ok": "heard"}} for actor in meant]
+    def broadcast(_control: Control, _command: str, *, destination: list[str], **_: Any) -> list[object]:
+        found[:] = [tuple(node.split("@")) for node in destination]
+        return [{node: {"ok": "heard"}} for node in destination]
 
-    monkeypatch.setattr(ctl, "broadcast", broadcast)
+    monkeypatch.setattr(Control, "broadcast", broadcast)
     yield found
 
 
@@ -41,7 +41,10 @@ def fleet(redis_client: redis.Redis) -> None:
         ("alpha", "w5", ["dispatch"], "Alpha"),
         ("beta", "w1", ["dispatch"], "beta"),
     ):
-        Presence(redis_client, "cue", types=types, group=group, instance=instance, facility=facility).announce()
+        node = f"{group}@{instance}"
+        Presence(
+            redis_client, "cue", types=types, group=group, instance=instance, facility=facility, node=node
+        ).announce()
 
 
 @pytest.mark.parametrize(

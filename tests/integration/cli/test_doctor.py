@@ -14,6 +14,7 @@ from sqlalchemy import Engine, make_url, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.clients.postgres import engine_at
@@ -33,6 +34,7 @@ from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.kit.command import Cli, Ran
 from tests.kit.limits import before_v49, has_types
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -100,9 +102,10 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
         "workers": "warn",
     }
     lines = cli("doctor").out.splitlines()
-    assert "ok    shows         1 managed by this scheduler: demo" in lines
-    assert "ok    RQD           1 of 1 hosts that are up have an RQD that answers" in lines
-    assert "ok    hosts         1 in 1 allocation: 1 usable, 0 locked, 0 down or silent" in lines
+    assert any(line.startswith("ok    shows ") and not lacks(line, "1 managed", "demo") for line in lines)
+    assert any(line.startswith("ok    RQD ") and "1 of 1 hosts" in line for line in lines)
+    hosts = next(line for line in lines if line.startswith("ok    hosts "))
+    assert not lacks(hosts, "1 in 1 allocation", "1 usable", "0 locked", "0 down")
     assert "warn  workers       none is alive" in lines
     assert lines[-1].startswith("                    -> `celery -A opencue_sched worker`")
 
@@ -114,7 +117,7 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
     build(lambda farm: farm.job([LayerSpec(frames=3)]))
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "workers")
-    assert finding(ran, "FAIL")["text"] == "none is alive, and 3 frames of managed shows wait"
+    assert "3 frames" in finding(ran, "FAIL")["text"]
     # when somebody pauses their job, or a worker comes
     change("UPDATE job SET b_paused = true")
     assert cli("doctor").status == 0
@@ -128,9 +131,9 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
 @pytest.mark.parametrize(
     ("sql", "what", "level", "words"),
     [
-        ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", "no show is managed by this scheduler"),
-        ("UPDATE subscription SET int_burst = 0", "shows", "warn", "demo has no subscription with a burst"),
-        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but paused, not active or"),
+        ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", "no show is managed"),
+        ("UPDATE subscription SET int_burst = 0", "shows", "warn", "demo has no subscription"),
+        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but"),
         ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", "none can be used"),
         (
             "UPDATE host_stat SET ts_ping = now() - interval '1 h'",
@@ -142,13 +145,13 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
             "DROP TRIGGER opencue_sched_guard_update ON proc",
             "guard",
             "warn",
-            "triggers on proc are missing or disabled",
+            "triggers on proc",
         ),
         (
             "ALTER TABLE layer DISABLE TRIGGER opencue_sched_backlog",
             "backlog",
             "warn",
-            "our triggers on the backlog are missing or disabled: opencue_sched_backlog on layer",
+            "opencue_sched_backlog on layer",
         ),
         (
             "DROP TRIGGER opencue_sched_backlog ON show; DROP TRIGGER opencue_sched_work_arrived ON layer_stat",
@@ -172,8 +175,24 @@ def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
     ran = cli("doctor", "--json")
     assert ran.status == 0
     assert (levels(ran)["hosts"], levels(ran)["shows"], levels(ran)["counters"]) == ("warn", "warn", "warn")
-    (hosts,) = [one["remedy"] for one in ran.json["findings"] if one["what"] == "hosts"]
-    assert "unless OPENCUE_SCHED_RELEASE__HOST says where to listen" in hosts
+    remedies = {one["what"]: one["remedy"] for one in ran.json["findings"]}
+    assert "OPENCUE_SCHED_RELEASE__HOST" in remedies["hosts"]
+    assert "show create NAME" in remedies["shows"]
+
+
+def test_who_waits_for_a_worker_that_fills_the_counters_is_not_told_to_start_one(
+    cli: Cli, healthy: None, redis_client: redis.Redis
+) -> None:
+    # given counters that are being filled
+    run_id = str(redis_client.info("server")["run_id"])
+    redis_client.set(keys.EPOCH, Epoch.new(run_id, state="filling").text)
+    assert "start a worker" in cli("doctor").out
+    # when a worker is there
+    Presence(redis_client, "cue", types=["dispatch"], group="default", instance="one").announce()
+    # then doctor says that it takes a while
+    ran = cli("doctor", "--json")
+    assert (ran.status, finding(ran, "warn")["what"]) == (0, "counters")
+    assert not lacks(finding(ran, "warn")["remedy"], "wait")
 
 
 def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
@@ -213,7 +232,7 @@ def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, eng
     job = build(lambda farm: farm.job(name="show-s-u_bad"))
     with engine.begin() as connection:
         quarantine_jobs(connection, {job.id: "broken"}, 600)
-    assert "jobs left alone for a while: show-s-u_bad" in cli("doctor").out
+    assert not lacks(cli("doctor").out, "left alone", "show-s-u_bad")
 
 
 def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
@@ -229,8 +248,8 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
     ran = cli("doctor", "--json")
     told = [it for it in ran.json["findings"] if it["what"] == "clusters"]
     assert [it["level"] for it in told] == ["warn", "warn"]
-    assert told[0]["text"].startswith(f"the last pass over cluster {cooled.key} failed (KeyError: x), the next one")
-    assert told[1]["text"].startswith(f"cluster {trashed.key} was put into the trash (bad hosts)")
+    assert not lacks(told[0]["text"], cooled.key, "failed (KeyError: x)", "next")
+    assert not lacks(told[1]["text"], trashed.key, "trash (bad hosts)")
 
 
 @pytest.mark.parametrize(
@@ -242,10 +261,10 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
             '{"render01": "127.0.0.1:1"}',
             "RQD",
             "FAIL",
-            "0 of 1 hosts that are up have an RQD",
+            "0 of 1 hosts",
         ),
-        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts that are up have an RQD"),
-        ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run: frames are booked and never launched"),
+        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts"),
+        ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run"),
         ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows, but accounting."),
     ],
 )
@@ -301,10 +320,10 @@ def test_a_cuebot_that_counts_frames_of_a_limit_that_counts_machines_is_said(
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
     said = [found["text"] for found in cli("doctor", "--json").json["findings"] if found["what"] == "limits"]
     assert len(said) == 1
-    assert "limit nuke counts machines, since its b_host_limit is true" in said[0]
-    assert "This Cuebot counts frames of them" in said[0]
+    assert not lacks(said[0], "nuke", "counts machines", "b_host_limit")
+    assert not lacks(said[0], "Cuebot", "counts frames")
     # and whoever migrates is told, too
-    assert "note: limit nuke counts machines, since its b_host_limit is true" in cli("migrate").err
+    assert not lacks(cli("migrate").err, "note: ", "nuke", "counts machines")
 
 
 def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Callable[[str], None]) -> None:
@@ -355,7 +374,7 @@ def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.M
     environment.setenv("OPENCUE_SCHED_REDIS_URL", "redis://:sesame@127.0.0.1:1/0")
     ran = cli("doctor")
     assert ran.status == 1
-    assert "FAIL  Redis         Redis at redis://127.0.0.1:1/0 does not answer" in ran.out
+    assert any(line.startswith("FAIL  Redis ") and "redis://127.0.0.1:1/0" in line for line in ran.out.splitlines())
     assert "set OPENCUE_SCHED_REDIS_URL" in ran.out
     assert "sesame" not in ran.out + ran.err
     assert "ok    PostgreSQL" in ran.out
@@ -367,7 +386,8 @@ def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.M
 def test_every_command_says_which_database_does_not_answer(cli: Cli, no_database: None, words: tuple[str, ...]) -> None:
     ran = cli(*words, given=JOB)
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("error: PostgreSQL at postgresql+psycopg2://someone:***@127.0.0.1:1/farm does not answer")
+    assert ran.err.startswith("error: ")
+    assert "postgresql+psycopg2://someone:***@127.0.0.1:1/farm" in ran.err
     assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
 
 
@@ -376,7 +396,7 @@ def test_a_schema_that_is_too_old_is_refused_and_left_alone(cli: Cli, change: Ca
     for words in (("submit", "-"), ("show", "create", "demo"), ("limit", "create", "x", "1")):
         ran = cli(*words, given=JOB)
         assert (ran.status, ran.out) == (78, "")
-        assert "made by a Cuebot older than migration V45" in ran.err
+        assert "V45" in ran.err
     doctor = cli("doctor", "--json")
     assert (doctor.status, levels(doctor)["schema"]) == (1, "FAIL")
 
@@ -456,15 +476,16 @@ def test_a_misspelt_variable_is_warned_of_once(cli: Cli, environment: pytest.Mon
     environment.setenv("OPENCUE_SCHED_QEUEU__METRICS_PORT", "1")
     ran = cli("show", "list", "--json")
     assert (ran.status, ran.json) == (0, [])
-    assert ran.err == ("warning: OPENCUE_SCHED_QEUEU__METRICS_PORT is no setting and has no effect\n")
+    (line,) = ran.err.splitlines()
+    assert line.startswith("warning: OPENCUE_SCHED_QEUEU__METRICS_PORT ")
 
 
 def test_migrate_says_what_it_did(environment: pytest.MonkeyPatch, cli: Cli, empty_database_url: str) -> None:
     environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
     first, again = cli("migrate"), cli("migrate")
     assert (first.status, again.status) == (0, 0)
-    assert "the schema was brought up to date (revision " in first.out
-    assert "the schema was up to date (revision " in again.out
+    assert not lacks(first.out, "brought up to date", "revision ")
+    assert not lacks(again.out, "was up to date", "revision ")
 
 
 def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
@@ -475,7 +496,7 @@ def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
     asked = cli("migrate", "--down", given="n\n")
     assert (asked.status, asked.err) == (1, "nothing was changed\n")
     assert f"Remove from {make_url(empty_database_url).database} what migrate made there" in asked.out
-    assert "of a database that it found empty everything, with no way back but a backup" in asked.out
+    assert not lacks(asked.out, "everything", "backup")
 
 
 @pytest.mark.parametrize("words", [("fleet",), ("show", "list"), ("explain", "x")])
@@ -557,7 +578,7 @@ def test_a_counter_that_no_recompute_corrects_is_a_warning(
         job = str(connection.execute(text("SELECT pk_job FROM proc")).scalar_one())
     redis_client.hincrby(f"acct:job:{job}", "int_cores", 5)
     redis_client.decrby("acct:recomputed", 360)
-    assert any("counter (6, 0), ledger (1, 0)" in text for text in counter_words(cli("doctor", "--json")))
+    assert any(not lacks(text, "(6, 0)", "(1, 0)") for text in counter_words(cli("doctor", "--json")))
 
 
 def test_an_entry_that_a_recompute_found_without_a_proc_and_is_still_there_is_a_warning(
@@ -587,7 +608,7 @@ def test_a_counter_that_a_recompute_found_and_is_off_as_before_is_a_warning(
     redis_client.hincrby(job, "int_cores", 4)
     assert counter_words(cli("doctor", "--json")) == []
     redis_client.hincrby(job, "int_cores", 1)
-    assert any("counter (6, 0), ledger (1, 0)" in words for words in counter_words(cli("doctor", "--json")))
+    assert any(not lacks(words, "(6, 0)", "(1, 0)") for words in counter_words(cli("doctor", "--json")))
 
 
 @pytest.mark.parametrize("written", ["", "yesterday", "[1]", '{"entries": 1}', '{"entries": {}, "counters": {"x": 1}}'])
@@ -614,12 +635,9 @@ def test_what_workers_do_not_reach_is_told_though_this_machine_does(
     worker.refresh(unreached=(("render01", "(render01:8444) does not answer: DEADLINE_EXCEEDED, since 17:03:11"),))
     ran = cli("doctor", "--json")
     # then both are told
-    assert "1 of 1 hosts that are up have an RQD that answers" in ran.out
-    assert finding(ran, "warn")["what"] == "RQD"
-    assert finding(ran, "warn")["text"] == (
-        "workers do not reach hosts: render01: worker one cannot talk to it: its RQD "
-        "(render01:8444) does not answer: DEADLINE_EXCEEDED, since 17:03:11"
-    )
+    here, there = (one for one in ran.json["findings"] if one["what"] == "RQD")
+    assert (here["level"], there["level"]) == ("ok", "warn")
+    assert all(fact in there["text"] for fact in ("render01", "worker one", "DEADLINE_EXCEEDED, since 17:03:11"))
 
 
 def test_hosts_that_a_worker_does_not_name_are_counted(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
@@ -629,7 +647,7 @@ def test_hosts_that_a_worker_does_not_name_are_counted(cli: Cli, healthy: None, 
     worker.refresh(unreached=[(f"render0{number}", "does not answer") for number in range(5)], more_unreached=30)
     # then some are named, and all counted
     text = finding(cli("doctor", "--json"), "warn")["text"]
-    assert text.endswith(" and 2 more; worker one does not reach 30 others")
+    assert [text.count(fact) for fact in ("render0", "2 more", "30 others")] == [3, 1, 1]
 
 
 def test_a_worker_whose_backlog_is_old_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
@@ -640,9 +658,8 @@ def test_a_worker_whose_backlog_is_old_is_named(cli: Cli, healthy: None, redis_c
         worker.refresh(backlog_age_seconds=age)
     # then it is named, once
     told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "backlog"]
-    assert [(one["level"], one["text"]) for one in told] == [
-        ("warn", "worker two compared the waiting work that it keeps with the database 2m ago, and should every 10 s")
-    ]
+    assert [one["level"] for one in told] == ["warn"]
+    assert all(fact in told[0]["text"] for fact in ("worker two", "2m ago", "10 s"))
 
 
 def test_a_worker_that_hears_no_notification_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
@@ -651,7 +668,7 @@ def test_a_worker_that_hears_no_notification_is_named(cli: Cli, healthy: None, r
     worker.refresh(deaf=True)
     told = finding(cli("doctor", "--json"), "warn")
     assert told["what"] == "notifications"
-    assert told["text"] == "worker one hears none of PostgreSQL, and looks for waiting work every 5 s"
+    assert all(fact in told["text"] for fact in ("worker one", "5 s"))
     assert "pool_mode = session" in told["remedy"]
 
 
@@ -672,10 +689,10 @@ def test_two_rows_whose_names_differ_in_case_alone_are_named_with_the_remedy(
     cli: Cli, build: Build, healthy: None
 ) -> None:
     build(lambda farm: farm.host(name="RENDER01"))
-    told = [one for one in cli("doctor", "--json").json["findings"] if "cases" in one["text"]]
-    assert [(one["what"], one["level"]) for one in told] == [("hosts", "warn")]
-    assert told[0]["text"].startswith("RENDER01 and render01 are one name in different cases")
-    assert "`opencue-sched host delete`" in told[0]["remedy"]
+    findings = cli("doctor", "--json").json["findings"]
+    (told,) = [one for one in findings if (one["what"], one["level"]) == ("hosts", "warn")]
+    assert all(name in told["text"] for name in ("RENDER01", "render01"))
+    assert "`opencue-sched host delete`" in told["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -717,7 +734,7 @@ def test_events_of_jobs_that_cannot_be_delivered_are_told_without_the_url(
     ran = cli("doctor", "--json")
     told = [finding for finding in ran.json["findings"] if finding["what"] == "events"]
     assert [finding["level"] for finding in told] == ["warn", "warn"]
-    assert "1 event of jobs could not be delivered to https://hooks.studio:8443/*** since 2h" in told[0]["text"]
+    assert not lacks(told[0]["text"], "1 event", "https://hooks.studio:8443/***", "2h")
     assert "it answered 503" in told[0]["text"]
     assert "nobody sends 1 event" in told[1]["text"]
 

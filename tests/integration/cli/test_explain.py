@@ -28,6 +28,7 @@ from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.worker.membership import Membership
 from tests.kit.command import Cli
 from tests.kit.limits import has_types, report_held, set_type
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -82,43 +83,31 @@ def reasons(cli: Cli, layer: int = 0, job: str = NAME) -> list[str]:
 @pytest.mark.parametrize(
     ("sql", "code", "words"),
     [
-        ("UPDATE job SET b_paused = true", "paused", f"the job is paused; `opencue-sched job unpause {NAME}`"),
-        ("UPDATE job SET b_auto_book = false", "auto_book", "booking is off for the job"),
-        ("UPDATE job SET str_state = 'STARTUP'", "state", "the job is STARTUP, not PENDING"),
-        ("UPDATE show SET b_active = false", "show_inactive", "show demo is not active"),
-        ("UPDATE show SET b_scheduler_managed = false", "show_unmanaged", "show demo is not managed by this scheduler"),
-        ("UPDATE show SET b_booking_enabled = false", "show_booking", "booking is off for show demo"),
-        ("UPDATE show SET b_dispatch_enabled = false", "show_booking", "booking is off for show demo"),
-        ("UPDATE show SET b_paused = true", "show_paused", "show demo is paused"),
-        ("DELETE FROM subscription", "no_subscription", "show demo has no subscription; `opencue-sched subscription"),
-        (
-            "UPDATE subscription SET int_burst = 0",
-            "burst_zero",
-            "the burst of show demo is below one core in local.general (0 cores)",
-        ),
-        (
-            "UPDATE subscription SET int_burst = 8",
-            "burst_zero",
-            "the burst of show demo is below one core in local.general (0.08 cores)",
-        ),
-        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts_unavailable", "can be used: 1 locked"),
-        ("UPDATE host SET str_lock_state = 'NIMBY_LOCKED'", "hosts_unavailable", "can be used: 1 nimby locked"),
-        ("UPDATE host_stat SET str_state = 'DOWN'", "hosts_unavailable", "general can be used: 1 down"),
-        ("UPDATE host_stat SET ts_ping = now() - interval '1 day'", "hosts_unavailable", "1 silent for over 120 s"),
-        ("DELETE FROM host_tag", "no_host", "no host has the tag general"),
-        ("UPDATE host_tag SET str_tag = 'genral'", "no_host", "no host has the tag general"),
-        ("UPDATE layer SET str_tags = ''", "no_tags", "the layer has no tags"),
-        (
-            "UPDATE job SET str_os = 'windows'",
-            "os",
-            "wants the OS windows; hosts with the tag general have linux",
-        ),
-        ("UPDATE job_resource SET int_max_cores = 50", "over_job", "the job uses 0 of the 0.5 cores it may"),
-        ("UPDATE folder_resource SET int_max_cores = 50", "over_folder", "folder demo uses 0 of the 0.5 cores it may"),
+        ("UPDATE job SET b_paused = true", "paused", ["paused", f"`opencue-sched job unpause {NAME}`"]),
+        ("UPDATE job SET b_auto_book = false", "auto_book", ["off", "job"]),
+        ("UPDATE job SET str_state = 'STARTUP'", "state", ["STARTUP", "PENDING"]),
+        ("UPDATE show SET b_active = false", "show_inactive", ["demo", "not active"]),
+        ("UPDATE show SET b_scheduler_managed = false", "show_unmanaged", ["demo", "not managed"]),
+        ("UPDATE show SET b_booking_enabled = false", "show_booking", ["demo", "off"]),
+        ("UPDATE show SET b_dispatch_enabled = false", "show_booking", ["demo", "off"]),
+        ("UPDATE show SET b_paused = true", "show_paused", ["demo", "paused"]),
+        ("DELETE FROM subscription", "no_subscription", ["demo", "`opencue-sched subscription"]),
+        ("UPDATE subscription SET int_burst = 0", "burst_zero", ["demo", "local.general", "(0 cores)"]),
+        ("UPDATE subscription SET int_burst = 8", "burst_zero", ["demo", "local.general", "(0.08 cores)"]),
+        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts_unavailable", ["1 locked"]),
+        ("UPDATE host SET str_lock_state = 'NIMBY_LOCKED'", "hosts_unavailable", ["1 nimby locked"]),
+        ("UPDATE host_stat SET str_state = 'DOWN'", "hosts_unavailable", ["general", "1 down"]),
+        ("UPDATE host_stat SET ts_ping = now() - interval '1 day'", "hosts_unavailable", ["1 silent", "120 s"]),
+        ("DELETE FROM host_tag", "no_host", ["general"]),
+        ("UPDATE host_tag SET str_tag = 'genral'", "no_host", ["general"]),
+        ("UPDATE layer SET str_tags = ''", "no_tags", ["tags"]),
+        ("UPDATE job SET str_os = 'windows'", "os", ["windows", "general", "linux"]),
+        ("UPDATE job_resource SET int_max_cores = 50", "over_job", ["0 of the 0.5 cores"]),
+        ("UPDATE folder_resource SET int_max_cores = 50", "over_folder", ["folder demo", "0 of the 0.5 cores"]),
     ],
 )
 def test_what_the_database_alone_says(
-    cli: Cli, work: Work, change: Callable[..., None], sql: str, code: str, words: str
+    cli: Cli, work: Work, change: Callable[..., None], sql: str, code: str, words: list[str]
 ) -> None:
     assert reasons(cli) == ["not_seen"]
     change(sql)
@@ -126,7 +115,7 @@ def test_what_the_database_alone_says(
     ran = cli("explain", NAME)
     assert ran.status == 0
     assert ran.out.startswith("render (4 waiting): ")
-    assert words in ran.out
+    assert not lacks(ran.out, *words)
     assert len(ran.out.splitlines()) == 1
 
 
@@ -136,11 +125,11 @@ def test_cores_that_are_locked_on_the_rqds_are_told(cli: Cli, work: Work, change
     change(lock, host=work.host.id)
     # then that is told, though it does not decide where a frame fits
     assert reasons(cli) == ["not_seen", "cores_locked"]
-    assert "also: 6 cores of render01 are locked on its RQD" in cli("explain", NAME, "--layer", "render").out
+    assert not lacks(cli("explain", NAME, "--layer", "render").out, "also: 6 cores", "render01", "RQD")
     # and where none fits, with what the host lacks
     change("UPDATE layer SET int_cores_min = 400")
     assert reasons(cli) == ["no_fit", "cores_locked"]
-    assert "the nearest, render01, has 2 of 4 cores (6 are locked on its RQD)" in cli("explain", NAME).out
+    assert not lacks(cli("explain", NAME).out, "render01", "2 of 4 cores", "(6 are locked")
 
 
 def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
@@ -149,7 +138,7 @@ def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
 
     build(fill)
     assert reasons(cli) == ["over_subscription"]
-    assert "show demo is at its burst in local.general (10 of 10 cores)" in cli("explain", NAME).out
+    assert not lacks(cli("explain", NAME).out, "demo", "burst", "local.general", "(10 of 10 cores)")
 
 
 def test_a_layer_that_no_host_takes_says_so_though_the_show_is_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
@@ -161,7 +150,8 @@ def test_a_layer_that_no_host_takes_says_so_though_the_show_is_at_its_burst(cli:
     build(make)
     # When it is explained, then the tag comes first: it would wait beyond the burst
     assert reasons(cli, job="tagged") == ["no_host", "over_subscription"]
-    assert cli("explain", "tagged").out == "sim (1 waiting): no host has the tag gpu\n"
+    (line,) = cli("explain", "tagged").out.splitlines()
+    assert not lacks(line, "sim (1 waiting)", "no host", "gpu")
 
 
 def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Build) -> None:
@@ -173,9 +163,9 @@ def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Bu
         farm.job(layers, show=work.show, name="other")
 
     build(make)
-    out = cli("explain", "other").out
-    assert "a (1 waiting): hosts with the tag far are in facility cloud; the job is in local\n" in out
-    assert "b (1 waiting): hosts with the tag near or nearby are in local.desk; show demo has no subscription" in out
+    a, b = cli("explain", "other").out.splitlines()
+    assert not lacks(a, "a (1 waiting)", "tag far", "facility cloud", "local")
+    assert not lacks(b, "b (1 waiting)", "near or nearby", "local.desk", "demo", "no subscription")
 
 
 def test_tags_the_scheduler_ignores(cli: Cli, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,19 +173,13 @@ def test_tags_the_scheduler_ignores(cli: Cli, work: Work, monkeypatch: pytest.Mo
     assert reasons(cli) == ["ignored_tags"]
 
 
-@pytest.mark.parametrize(
-    ("facility", "words"),
-    [
-        ("lcal", "the job is in facility local; this scheduler works on lcal only"),
-        ("cloud", "the job is in facility local; this scheduler works on cloud only"),
-    ],
-)
+@pytest.mark.parametrize("facility", ["lcal", "cloud"])
 def test_a_facility_the_scheduler_does_not_work_on(
-    cli: Cli, work: Work, build: Build, monkeypatch: pytest.MonkeyPatch, facility: str, words: str
+    cli: Cli, work: Work, build: Build, monkeypatch: pytest.MonkeyPatch, facility: str
 ) -> None:
     build(lambda farm: farm.facility("cloud"))
     monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__FACILITY", facility)
-    assert words in cli("explain", NAME).out
+    assert not lacks(cli("explain", NAME).out, "facility local", f"{facility} only")
 
 
 def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
@@ -205,22 +189,16 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
         farm.run(job.frames[:1], farm.host())
 
     build(make)
-    assert cli("explain", "limited").out == (
-        "render (2 waiting, 1 running): limit arnold is full (1 of 1 frames run)\n"
-    )
+    (line,) = cli("explain", "limited").out.splitlines()
+    assert not lacks(line, "render (2 waiting, 1 running)", "arnold", "full", "(1 of 1 frames")
 
 
 @pytest.mark.parametrize(
     ("terms", "reported", "full", "left"),
     [
-        ("int_max_value = 1", (), "the only seat of houdini is taken: r07", 0),
-        ("int_max_value = 9, int_soft_value = 1", (), "the only seat of houdini is taken: r07", 0),
-        (
-            "int_max_value = 2, ts_reported = now()",
-            ("artist7",),
-            "all 2 seats of houdini are taken: r07, and 1 machine that is no host here",
-            0,
-        ),
+        ("int_max_value = 1", (), ("only seat", "taken: r07; "), 0),
+        ("int_max_value = 9, int_soft_value = 1", (), ("only seat", "taken: r07; "), 0),
+        ("int_max_value = 2, ts_reported = now()", ("artist7",), ("2 seats", "taken: r07", "1 machine"), 0),
         ("int_max_value = 2", (), None, 1),
         ("int_max_value = 1, str_enforcement = 'ADVISORY'", (), None, None),
         ("int_max_value = 1, str_enforcement = 'DISABLED'", (), None, None),
@@ -228,7 +206,13 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
     ],
 )
 def test_a_limit_that_as_many_machines_hold_as_may(
-    cli: Cli, work: Work, build: Build, terms: str, reported: tuple[str, ...], full: str | None, left: int | None
+    cli: Cli,
+    work: Work,
+    build: Build,
+    terms: str,
+    reported: tuple[str, ...],
+    full: tuple[str, ...] | None,
+    left: int | None,
 ) -> None:
     # given a limit that a host holds, and perhaps an artist's machine
     def make(farm: Farm) -> None:
@@ -245,9 +229,8 @@ def test_a_limit_that_as_many_machines_hold_as_may(
     build(make)
     # then it is said to be full where no other may, and to have room, as it is listed, where another may
     said, (row,) = cli("explain", "limited").out, cli("limit", "list", "--json").json
-    assert f"{full}; " in said if full else "houdini" not in said
-    goes_on = "  also: 1 frame runs on the machines that hold houdini; only those start more of its frames\n"
-    assert (goes_on in said) == bool(full)
+    assert not lacks(said, "houdini", *full) if full else "houdini" not in said
+    assert ("  also: 1 frame runs on the machines that hold houdini" in said) == bool(full)
     assert (row["left"], row["counts"]) == (left, "machines")
 
 
@@ -266,9 +249,10 @@ def test_of_a_limit_of_machines_that_is_full_it_is_told_who_holds_it_and_who_doe
 
     build(make)
     said = cli("explain", "limited").out
-    assert said.startswith("sim (2 waiting, 7 running): all 7 seats of houdini are taken: r08 to r13 and ws3; ")
-    assert "r14" in said.partition("; ")[2].partition("\n")[0]
-    assert "  also: 7 frames run on the machines that hold houdini; only those start more of its frames\n" in said
+    taken, _, left = said.splitlines()[0].partition("; ")
+    assert not lacks(taken, "sim (2 waiting, 7 running)", "7 seats of houdini", "r08 to r13 and ws3")
+    assert "r14" in left
+    assert "  also: 7 frames run on the machines that hold houdini" in said
 
 
 def test_a_limit_of_machines_that_artists_share_names_who_holds_it(cli: Cli, work: Work, build: Build) -> None:
@@ -288,19 +272,17 @@ def test_a_limit_of_machines_that_artists_share_names_who_holds_it(cli: Cli, wor
 
     build(make)
     first, second = cli("explain", "limited").out.splitlines()[:2]
-    assert first == (
-        "sim (3 waiting, 6 running): all 8 seats of houdini are taken: r01 to r06, and 2 machines that are no hosts "
-        "here; r07 holds none"
-    )
-    assert second == "  also: 6 frames run on the machines that hold houdini; only those start more of its frames"
+    taken, _, left = first.partition("; ")
+    assert not lacks(taken, "sim (3 waiting, 6 running)", "8 seats of houdini", "r01 to r06", "2 machines")
+    assert "r07" in left
+    assert second.startswith("  also: 6 frames run on the machines that hold houdini")
 
 
 def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
     change("ALTER TABLE layer ADD COLUMN IF NOT EXISTS ts_start_after timestamptz")  # a Cuebot before V47 has none
     later = datetime.now(UTC) + timedelta(hours=3)
     build(lambda farm: farm.job([LayerSpec(name="late", start_after=later)], show=work.show, name="later"))
-    assert "late (1 waiting): not to be started before " in cli("explain", "later").out
-    assert "(in 2h 59m)" in cli("explain", "later").out
+    assert not lacks(cli("explain", "later").out, "late (1 waiting)", "before", "(in 2h 59m)")
 
 
 def test_what_frames_depend_on(cli: Cli, work: Work, build: Build) -> None:
@@ -313,9 +295,9 @@ def test_what_frames_depend_on(cli: Cli, work: Work, build: Build) -> None:
         farm.activate([job])
 
     build(make)
-    out = cli("explain", "chain").out
-    assert "render (3 depend): 3 frames wait for layer sim, frame by frame\n" in out
-    (comp,) = [line for line in out.splitlines() if line.startswith("comp (3 depend): 3 frames wait for ")]
+    render, comp = (line for line in cli("explain", "chain").out.splitlines() if "(3 depend)" in line)
+    assert not lacks(render, "render", "3 frames wait for layer sim", "frame by frame")
+    assert not lacks(comp, "comp", "3 frames")
     assert set(comp.partition(" wait for ")[2].split(" and ")) == {"layer render", f"layer render of job {NAME}"}
 
 
@@ -328,17 +310,18 @@ def test_dead_running_and_finished_layers(cli: Cli, work: Work, build: Build, ch
     change("UPDATE frame SET str_state = 'DEAD' WHERE str_name LIKE '%-b'")
     change("UPDATE frame SET str_state = 'SUCCEEDED' WHERE str_name LIKE '%-c'")
     out = cli("explain", "mixed").out
-    assert "a (2 running): everything left of it is running\n" in out
-    assert "b (2 dead): 2 frames are dead; `opencue-sched job retry mixed` lets them run again\n" in out
+    a, b = out.splitlines()[:2]
+    assert not lacks(a, "a (2 running)", "running")
+    assert not lacks(b, "b (2 dead)", "2 frames", "`opencue-sched job retry mixed`")
     assert "\nc (" not in out
-    assert cli("explain", "mixed", "--layer", "c").out == "c (2 done): it is done\n"
+    assert cli("explain", "mixed", "--layer", "c").out.startswith("c (2 done): ")
 
 
 def test_a_job_in_quarantine(cli: Cli, work: Work, engine: Engine) -> None:
     with engine.begin() as connection:
         quarantine_jobs(connection, {work.job.id: "value too long for column x"}, 600)
     assert reasons(cli) == ["quarantined"]
-    assert "because booking it failed: value too long for column x" in cli("explain", NAME).out
+    assert "value too long for column x" in cli("explain", NAME).out
 
 
 @pytest.fixture
@@ -367,17 +350,13 @@ def test_a_cluster_that_no_pass_looks_at(
     hold(postings, general, "fail")
     hold(postings, other, "fail")
     assert reasons(cli) == ["not_seen", "cooled_down"]
-    assert (
-        f"cluster {general.key} failed (integer out of range), the next one comes at"
-        in cli("explain", NAME, "--layer", "render").out
-    )
+    said = cli("explain", NAME, "--layer", "render").out
+    assert not lacks(said, general.key, "(integer out of range)", "the next one comes at")
     # when no cluster of the layer is left
     hold(postings, gpu, "trash")
     assert reasons(cli) == ["cooled_down", "trashed"]
-    assert (
-        "was put into the trash (bad hosts); `opencue-sched board restore"
-        in cli("explain", NAME, "--layer", "render").out
-    )
+    said = cli("explain", NAME, "--layer", "render").out
+    assert not lacks(said, gpu.key, "trash", "(bad hosts)", "`opencue-sched board restore")
 
 
 def test_the_reason_that_explains_most_comes_first(cli: Cli, work: Work, change: Callable[..., None]) -> None:
@@ -388,7 +367,7 @@ def test_the_reason_that_explains_most_comes_first(cli: Cli, work: Work, change:
     assert reasons(cli) == ["paused", "show_inactive", "hosts_unavailable"]
     ran = cli("explain", NAME, "--layer", "render")
     first, *others = ran.out.splitlines()
-    assert first.startswith("render (4 waiting): the job is paused")
+    assert not lacks(first, "render (4 waiting)", "paused")
     assert [line.startswith("  also: ") for line in others] == [True, True]
 
 
@@ -437,10 +416,8 @@ def test_a_layer_that_passes_do_not_come_to_is_told_how_many_are_before_it(
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": paused.id})
     # then it is told its place in the order
     assert reasons(cli) == ["behind", "not_seen"]
-    assert cli("explain", NAME).out.startswith(
-        "render (4 waiting): no pass has come to it in the last 90s: frames of 3 jobs (4 layers) of its show come "
-        "first (priority, then age)\n"
-    )
+    first, *_ = cli("explain", NAME).out.splitlines()
+    assert not lacks(first, "render (4 waiting)", "90s", "3 jobs (4 layers)", "come first")
     assert cli("explain", NAME, "--json").json["rank"]["layers_ahead"] == 4
     # and once a pass has looked at it, what that said
     log = VerdictLog(redis_client, "cue")
@@ -457,7 +434,7 @@ def test_a_layer_behind_others_says_what_was_last_said_of_it_too(
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
     log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")]})
     assert reasons(cli) == ["behind", "capacity"]
-    assert "frames of 1 job (1 layer) of its show come first" in cli("explain", NAME).out
+    assert not lacks(cli("explain", NAME).out, "1 job (1 layer)", "come first")
 
 
 def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_needs_the_same(
@@ -476,10 +453,8 @@ def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_n
     # then the second says so
     found = {layer["layer"]: layer["reasons"] for layer in cli("explain", "large", "--json").json["layers"]}
     assert [reason["code"] for reason in found["second"]] == ["capacity", "behind", "not_seen"]
-    assert found["second"][0]["text"].startswith("as layer first, which needs the same: capacity: busy (")
-    assert found["second"][1]["text"].endswith(
-        ": frames of 1 job (1 layer) of its show and 1 layer of its own job come first (priority, then age)"
-    )
+    assert not lacks(found["second"][0]["text"], "layer first", "capacity: busy (")
+    assert not lacks(found["second"][1]["text"], "1 job (1 layer)", "1 layer of its own job", "come first")
     assert [reason["code"] for reason in found["larger"]] == ["behind", "not_seen"]
     assert found["elsewhere"][0]["code"] == "no_host"
 
@@ -538,10 +513,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
     # when it is explained, then its standing is said
     layer, job = cli("explain", NAME).out.splitlines()
     assert layer.startswith(f"render (4 waiting): over share: {detail} (")
-    assert job == (
-        "the job is number 3 of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
-        "25% of the cores are drawn, of which its part is 16.7%"
-    )
+    assert not lacks(job, "number 3 of 3 jobs", "priority 100", "25% of the cores are drawn", "16.7%")
     rank = cli("explain", NAME, "--json").json["rank"]
     assert (rank["place"], rank["jobs"], rank["priority"], rank["drawn"]) == (3, 3, 100, 0.25)
     assert rank["chance"] == pytest.approx(1 / 6)
@@ -558,7 +530,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
 def test_a_job_that_no_other_is_in_the_way_of_is_not_told_how_it_stands(
     cli: Cli, work: Work, change: Callable[..., None], sql: str
 ) -> None:
-    assert "the job is number 1 of 1 job of the show" in cli("explain", NAME).out
+    assert "number 1 of 1 job" in cli("explain", NAME).out
     change(sql)
     told = cli("explain", NAME).out.splitlines()
     assert len([line for line in told if not line.startswith("  ")]) == 1
@@ -587,8 +559,7 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
 
 def test_a_job_that_came_a_moment_ago_is_not_said_to_have_waited_a_day(cli: Cli, work: Work) -> None:
     # given a job that no pass has come to yet, then it is told so before anything is said of a day
-    words = cli("explain", NAME).out
-    assert "no pass has looked at it yet" in words
+    assert "yet" in cli("explain", NAME).out
     assert reasons(cli) == ["not_seen"]
 
 
@@ -605,17 +576,17 @@ def test_without_redis_the_database_is_asked_all_the_same(
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
     change("UPDATE job SET b_paused = true")
     ran = cli("explain", NAME)
-    assert (ran.status, "the job is paused" in ran.out) == (0, True)
-    assert "Redis at redis://127.0.0.1:1/0 does not answer" in ran.err
+    assert (ran.status, "paused" in ran.out) == (0, True)
+    assert "redis://127.0.0.1:1/0" in ran.err
 
 
 def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[..., None]) -> None:
     change("UPDATE frame SET str_state = 'SUCCEEDED'")
     change("UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL")
-    assert cli("explain", NAME).out == f"nothing of {NAME} waits: it is FINISHED\n"
+    assert not lacks(cli("explain", NAME).out, "nothing", NAME, "FINISHED")
     assert cli("explain", "show-sh010-artist_cmp").status == 1
     unknown = cli("explain", NAME, "--layer", "rendr")
-    assert (unknown.status, "has no layer 'rendr'; did you mean 'render'?" in unknown.err) == (1, True)
+    assert (unknown.status, lacks(unknown.err, "'rendr'", "did you mean 'render'?")) == (1, [])
 
 
 @pytest.fixture
@@ -631,23 +602,20 @@ def test_a_host_that_reports_and_does_not_answer_the_workers(
     cli: Cli, work: Work, build: Build, unreached: None, change: Callable[..., None]
 ) -> None:
     # given a host that frames could go to and that reports, while a worker does not reach its RQD
-    words = (
-        " cannot talk to it: its RQD (render01:8444) does not answer: DEADLINE_EXCEEDED: Deadline Exceeded, "
-        "since 17:03:11"
-    )
-    assert cli("explain", NAME).out.splitlines()[1].startswith("host render01 reports, but worker ")
-    assert words in cli("explain", NAME).out
+    words = ("render01", "worker ", "render01:8444", "DEADLINE_EXCEEDED", "since 17:03:11")
+    assert not lacks(cli("explain", NAME).out.splitlines()[1], *words)
     # when frames of the job run there and none waits, then it is told too
     build(lambda farm: farm.run(work.job.frames, work.host))
-    assert "host render01, with 4 frames of it, reports, but worker " in cli("explain", NAME).out
+    assert not lacks(cli("explain", NAME).out, "4 frames", *words)
     (told,) = cli("explain", NAME, "--json").json["unreached_hosts"]
-    assert words in told
+    assert not lacks(told, *words)
     # and not of a job that has nothing to do with it, nor of a host that is silent itself
     build(lambda farm: farm.job([LayerSpec(tags="gpu")], show=work.show, name="elsewhere"))
     assert cli("explain", "elsewhere", "--json").json["unreached_hosts"] == []
     # whose tags are compared without case
     change("UPDATE layer SET str_tags = 'GENERAL' WHERE str_tags = 'gpu'")
-    assert words in cli("explain", "elsewhere", "--json").json["unreached_hosts"][0]
+    (told,) = cli("explain", "elsewhere", "--json").json["unreached_hosts"]
+    assert not lacks(told, *words)
     change("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
     assert cli("explain", NAME, "--json").json["unreached_hosts"] == []
 
@@ -658,7 +626,7 @@ def test_memory_that_follows_what_frames_used_is_told(cli: Cli, work: Work, chan
     change("UPDATE layer SET int_mem_min = 2097152 + 262144")
     assert reasons(cli)[-1] == "memory_lowered"
     said = cli("explain", NAME, "--layer", "render").out
-    assert "its memory was lowered to 2.2G: its frames used 2.0G at most" in said
+    assert not lacks(said, "lowered to 2.2G", "used 2.0G")
 
 
 def test_frames_that_needed_more_memory_are_told(cli: Cli, work: Work, change: Callable[..., None]) -> None:
@@ -669,9 +637,10 @@ def test_frames_that_needed_more_memory_are_told(cli: Cli, work: Work, change: C
     change(ask, memory=8 * 1024**2, number=1)
     change(ask, memory=6 * 1024**2, number=2)
     said = cli("explain", NAME, "--layer", "render").out
-    assert "2 frames of it needed more memory than the layer had, up to 8.0G, and ask for that\n" in said
+    assert not lacks(said, "2 frames", "more memory", "up to 8.0G")
+    assert "6.0G" not in said
     change("UPDATE layer SET int_mem_min = 6291456")
-    assert "and ask for that, so all ask for 6.0G" in cli("explain", NAME, "--layer", "render").out
+    assert "all ask for 6.0G" in cli("explain", NAME, "--layer", "render").out
 
 
 def test_one_dead_frame_is_told_in_the_singular(cli: Cli, work: Work, change: Callable[..., None]) -> None:

@@ -13,6 +13,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
 from tests.kit.noting_rqd import NotingRqd, noting_rqd
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -70,8 +71,8 @@ def test_a_host_that_refuses_or_cannot_be_asked_stays_as_it_is(cli: Cli, rqd: No
     rqd.user_logged_in = True
     ran = cli("host", verb, "render01", "render02")
     assert ran.status == 1
-    assert "render01: its RQD refused: UNKNOWN: not supported when a user is logged in" in ran.err
-    assert "render02: its RQD (127.0.0.1:1) does not answer; nothing is changed" in ran.err
+    assert not lacks(ran.err, "render01: ", "refused", "not supported when a user is logged in")
+    assert not lacks(ran.err, "render02: ", "(127.0.0.1:1) does not answer", "nothing is changed")
     assert [host(rows, name) for name in ("render01", "render02")] == [("OPEN", "UP")] * 2
 
 
@@ -80,7 +81,7 @@ def test_another_machine_that_a_name_leads_to_is_left_alone(cli: Cli, rqd: Notin
     rqd.name = "render03.studio.example"
     ran = cli("host", verb, "render01", "--now", "--yes")
     assert (ran.status, rqd.told, host(rows)) == (1, [], ("OPEN", "UP"))
-    assert "answers as render03.studio.example; nothing is changed" in ran.err
+    assert not lacks(ran.err, "answers as render03.studio.example", "nothing is changed")
 
 
 def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, rqd: NotingRqd, rows: Rows) -> None:
@@ -92,7 +93,7 @@ def test_locks_are_told_to_the_rqd_or_the_next_report_would_undo_them(cli: Cli, 
         ran = cli("host", verb, "render01", "render02", "--json")
         # then the one is told, the other named, and both are as they were asked to be
         assert (ran.status, rqd.told, [row["lock"] for row in ran.json]) == (0, [call], [lock] * 2)
-        assert "note: the RQD of render02 was not told: (127.0.0.1:1) does not answer; " in ran.err
+        assert not lacks(ran.err, "note: ", "render02", "not told", "(127.0.0.1:1) does not answer")
         assert [row.str_lock_state for row in rows(source)] == [lock] * 2
 
 

@@ -12,6 +12,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.store.reports import lock_cores
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -127,15 +128,14 @@ def test_a_tag_is_the_same_one_in_any_case_and_keeps_its_spelling(cli: Cli, host
     tags = cli("host", "tags", "add", "render01", "BigMem", "OLD", "General", "--json").json["tags"]
     assert tags == ["general", "render01", "BigMem", "old"]
     assert cli("host", "tags", "remove", "render01", "bigmem", "Old", "--json").json["tags"] == ["general", "render01"]
-    assert "tag GENERAL of render01 is not a manual one" in cli("host", "tags", "remove", "render01", "GENERAL").err
+    refused = cli("host", "tags", "remove", "render01", "GENERAL")
+    assert not lacks(refused.err, "GENERAL", "render01", "not a manual one")
 
 
 def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows) -> None:
     ran = cli("host", "tags", "remove", "render01", "old", "general")
     assert ran.status == 1
-    assert (
-        "tag general of render01 is not a manual one, its allocation, its RQD or its name gives it; nothing" in ran.err
-    )
+    assert not lacks(ran.err, "tag general of render01", "not a manual one", "nothing")
     assert rows("SELECT count(*) FROM host_tag") == [(3,)]
 
 
@@ -154,10 +154,10 @@ def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
     cli: Cli, host: HostIds, build: Build, rows: Rows, engine: Any
 ) -> None:
     build(lambda farm: farm.host(name="gone01", state="DOWN"))
-    assert "render01 is UP; only a host that is DOWN" in cli("host", "delete", "render01").err
+    assert not lacks(cli("host", "delete", "render01").err, "render01 is UP", "DOWN")
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE host_stat SET str_state = 'DOWN'")
-    assert "frames of render01 that are not released yet: 1" in cli("host", "delete", "render01").err
+    assert not lacks(cli("host", "delete", "render01").err, "render01", "not released yet: 1")
     assert cli("host", "delete", "gone01").out == "deleted gone01\n"
     assert rows("SELECT str_name FROM host") == [("render01",)]
 

@@ -21,6 +21,7 @@ from opencue_sched.store import jobs
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
 from tests.kit.statements import listening, naming
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -192,13 +193,13 @@ def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli,
     logged.set(4, "DEAD", 299, None)
     logged.set(5, "DEAD", 299)
     ran = cli("explain", NAME)
-    assert "dead: 0002-render on render01, exit status 139: killed by signal 11 (SIGSEGV)" in ran.out
+    assert not lacks(ran.out, "dead: 0002-render on render01", "139", "signal 11 (SIGSEGV)")
     assert "    | no texture wood.tx\n" in ran.out.replace("^[[2J", "")
     assert "\x1b" not in ran.out
     assert "RenderQ" not in ran.out
     assert re.search(r"0003-render.rqlog\n    \| rendering\n    \| =====\n(?!    \|)", ran.out)
-    assert "exit status 1: killed by signal 9 (SIGKILL); RQD says: too much memory" in ran.out
-    assert "2 frames, at last 0002-comp on render01, exit status 299: it was taken back" in ran.out
+    assert not lacks(ran.out, "exit status 1: ", "signal 9 (SIGKILL)", "too much memory")
+    assert not lacks(ran.out, "2 frames, at last 0002-comp on render01", "299")
     assert f"log {logged.path('0002-comp')} (not visible here)" in ran.out
     layers = cli("explain", NAME, "--json").json["layers"]
     assert [death["exit_status"] for layer in layers for death in layer["deaths"]] == [1, 139, 299]

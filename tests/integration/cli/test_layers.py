@@ -11,6 +11,7 @@ import pytest
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -76,7 +77,7 @@ def test_several_layers_at_once_and_only_what_is_said(cli: Cli, job: JobIds, row
 def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) -> None:
     ran = cli("layer", "set", NAME, "comp", "--memory", "128GiB")
     assert ran.status == 0
-    assert "note: layer comp: no host with the tag general that can be used is large enough for a frame" in ran.err
+    assert not lacks(ran.err, "note: layer comp: ", "tag general")
     assert "has 64 of 128 GiB of memory" in ran.err
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
     # and of a layer that is served nothing is noted, whatever another one needs

@@ -17,6 +17,7 @@ from opencue_sched.reports.limit_reports import MOST_PROBLEMS, Holder, report_li
 from opencue_sched.store.schema import read_origin
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -50,7 +51,7 @@ def test_a_report_is_who_holds_the_limit_and_nobody_else(cli: Cli, rows: Rows) -
     said = cli("limit", "report", "nuke", "--source", "rlm@lic01", given=TWO)
 
     # then these hold it, by names without case and domain, and the row of who held it already is as it was
-    assert (said.status, said.out, said.err) == (0, "nuke: 2 machines hold 3 licences\n", "")
+    assert (said.status, lacks(said.out, "nuke: ", "2 machines", "3 licences"), said.err) == (0, [], "")
     assert rows(HELD) == [
         ("houdini", "r01", "r01", 7, None),
         ("nuke", "r01", "r01", 1, None),
@@ -96,7 +97,7 @@ def test_nobody_holds_a_limit_only_where_that_is_said(cli: Cli, rows: Rows) -> N
     for empty in ("", "\n \n"):
         refused = cli("limit", "report", "nuke", given=empty)
         assert refused.status == 1
-        assert "no holder is named, so nothing was written; say --nobody" in refused.err
+        assert not lacks(refused.err, "nothing was written", "--nobody")
     assert len(rows(HELD)) == 2
     # when nobody is said to, nobody does
     said = cli("limit", "report", "nuke", "--nobody")
@@ -116,7 +117,7 @@ def test_what_is_late_early_or_unknown_is_told_and_left_out(cli: Cli, rows: Rows
     lines = '{"limit": "nuke", "host": "r03"}\n{"limit": "nuek", "host": "r04"}'
     said = cli("limit", "report", given=lines)
     # then they are told of, and what is neither is taken
-    assert (said.status, said.err) == (0, "note: there is no limit 'nuek'; did you mean 'nuke'?\n")
+    assert (said.status, lacks(said.err, "note: ", "'nuek'", "did you mean 'nuke'?")) == (0, [])
     assert [(limit, host) for limit, host, *_ in rows(HELD)] == [("nuke", "r03")]
 
 

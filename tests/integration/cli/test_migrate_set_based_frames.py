@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.store.set_based_frames import COUNTS, HISTORY, read_frames_way, switch_off
+from opencue_sched.store.set_based_frames import COUNTS, HISTORY, read_frames_way, switch_off, switch_on
 from tests.kit.catalog import Catalog, read_catalog
 from tests.kit.command import Cli
-from tests.kit.row_triggers import count_row_by_row, definition
+from tests.kit.row_triggers import KnownTexts, count_row_by_row, definition
+from tests.kit.wording import lacks
 
 
 def catalog(engine: Engine) -> Catalog:
@@ -24,22 +25,65 @@ def test_migrate_refuses_where_the_functions_are_ours(cli: Cli, engine: Engine) 
     before = catalog(engine)
     ran = cli("migrate", "--set-based-frames")
     assert (ran.status, ran.out) == (1, "")
-    assert "Cuebot's functions were left as they are" in ran.err
+    assert not lacks(ran.err, "functions", "left as they are")
     assert catalog(engine) == before
     assert "row by row" not in cli("doctor").out
 
 
-def test_doctor_says_that_and_why_cuebots_triggers_write(cli: Cli, engine: Engine) -> None:
-    """On a schema of Cuebot's shape whose texts are not known."""
+@pytest.fixture
+def known(engine: Engine) -> KnownTexts:
+    """The texts of the functions of this test's database, which is as a Cuebot's."""
     with engine.begin() as connection:
         Farm(connection).default_show()
-        count_row_by_row(connection)
-        theirs = definition(connection, COUNTS).replace("RETURN NULL", "PERFORM 1; RETURN NULL")
-        connection.connection.cursor().execute(theirs)
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+        return count_row_by_row(connection)
+
+
+@pytest.mark.parametrize("trigger", [COUNTS, HISTORY])
+def test_doctor_says_which_text_is_not_known(cli: Cli, engine: Engine, known: KnownTexts, trigger: str) -> None:
+    with engine.begin() as connection:
+        theirs = definition(connection, trigger).replace("RETURN NULL", "PERFORM 1; RETURN NULL")
+        connection.connection.cursor().execute(theirs)
     told = cli("doctor").out
     assert "row by row" in told
-    assert f"the text of trigger__{COUNTS} is none that this program knows" in told
+    assert f"trigger__{trigger}" in told
+
+
+@pytest.mark.usefixtures("known")
+def test_a_queue_of_history_is_left_and_doctor_says_so(cli: Cli, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE frame_history_queue (pk_frame text)"))
+    before = catalog(engine)["function"]
+    ran = cli("migrate", "--set-based-frames")
+    assert ran.status == 1
+    assert "this Cuebot queues its history" in ran.err
+    assert catalog(engine)["function"] == before
+    assert "row by row: " in cli("doctor").out
+    assert "this Cuebot queues its history" in cli("doctor").out
+
+
+def test_a_plain_migrate_keeps_the_choice_and_both_ways_down_put_cuebots_functions_back(
+    cli: Cli, engine: Engine, known: KnownTexts
+) -> None:
+    cuebots = catalog(engine)
+    with engine.begin() as connection:
+        switch_on(connection, known)
+    set_based = catalog(engine)
+    assert set_based != cuebots
+    # when somebody migrates as ever, then nothing changes
+    assert cli("migrate").status == 0
+    assert catalog(engine) == set_based
+    # and its own way back changes the two functions alone
+    assert cli("migrate", "--set-based-frames", "--down").status == 0
+    assert catalog(engine) == cuebots
+    # and a plain --down puts them back, and leaves what a Cuebot has
+    with engine.begin() as connection:
+        switch_on(connection, known)
+    assert cli("migrate", "--down", "--yes").status == 0
+    left = catalog(engine)
+    for name in (f"trigger__{COUNTS}()", f"trigger__{HISTORY}()"):
+        assert left["function"][name] == cuebots["function"][name]
+    assert {"frame", "host", "proc"} <= left["table"].keys()
 
 
 def test_a_cuebots_database_goes_the_whole_way_and_back(cli: Cli, engine: Engine) -> None:
@@ -52,20 +96,22 @@ def test_a_cuebots_database_goes_the_whole_way_and_back(cli: Cli, engine: Engine
     # when it is switched on
     ran = cli("migrate", "--set-based-frames")
     assert ran.status == 0
-    assert "bookings write counters and history once a plan" in ran.out
-    assert "bookings write counters and history of their frames once a plan" in cli("doctor").out
+    assert not lacks(ran.out, "counters", "history", "once a plan")
+    assert not lacks(cli("doctor").out, "counters", "history", "once a plan")
     # then a plain migrate keeps it, and one function that was put back is told
     assert cli("migrate").status == 0
     with engine.begin() as connection:
         assert read_frames_way(connection).on
         name = f"trigger__{HISTORY}()"
         connection.connection.cursor().execute(cuebots["function"][name])
-    assert "somebody has put a function back" in cli("doctor").out
+    assert "put a function back" in cli("doctor").out
     # and --down takes back that alone
     assert cli("migrate", "--set-based-frames").status == 0
     assert cli("migrate", "--set-based-frames", "--down").status == 0
     assert catalog(engine) == cuebots
-    assert cli("doctor").out.count("`opencue-sched migrate --set-based-frames` is not in force") == 1
+    told = [line for line in cli("doctor").out.splitlines() if "`opencue-sched migrate --set-based-frames`" in line]
+    assert len(told) == 1
+    assert "not in force" in told[0]
     # and a plain --down takes it back as well
     assert cli("migrate", "--set-based-frames").status == 0
     assert cli("migrate", "--down", "--yes").status == 0

@@ -22,6 +22,7 @@ from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -107,7 +108,7 @@ def test_a_proc_is_killed_and_its_frame_waits_again(cli: Cli, rendering: Renderi
 
 def test_everything_of_a_show_is_killed_whatever_its_jobs(cli: Cli, rendering: Rendering, rows: Rows) -> None:
     ran = cli("proc", "kill", "--show", "show", given="y\n")
-    assert (ran.status, ran.out) == (0, "Kill 3 frames of 2 jobs? [y/N]: 3 frames killed and waiting again\n")
+    assert (ran.status, lacks(ran.out, "3 frames of 2 jobs? [y/N]", "3 frames killed")) == (0, [])
     assert rendering.rqd.running() == {}
     assert rows("SELECT count(*) FROM proc") == [(0,)]
 
@@ -121,7 +122,7 @@ def test_what_cannot_be_confirmed_dead_stays(
     assert ran.status == 1
     assert sorted(ran.json["deferred"]) == sorted(rendering.jobs[0].frames[:2])
     assert ran.json["killed"] == [rendering.jobs[1].frames[0]]
-    assert "2 frames could not be confirmed dead and may still run:" in ran.err
+    assert not lacks(ran.err, "2 frames", "may still run")
 
 
 @pytest.mark.parametrize(

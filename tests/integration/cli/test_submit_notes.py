@@ -17,6 +17,7 @@ from opencue_sched.jobs.submission import submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.reports import lock_cores
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -45,32 +46,22 @@ def job_file(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fields", "note"),
+    ("fields", "words"),
     [
-        ({"layer": {"tags": "genral"}}, "no host has the tag genral"),
-        ({"layer": {"tags": "GenRal | Away"}}, "no host has the tag Away or GenRal"),
-        (
-            {"layer": {"tags": "NEAR"}},
-            "hosts with the tag NEAR are in local.desk; show demo has no subscription there",
-        ),
-        ({"layer": {"tags": "near"}}, "hosts with the tag near are in local.desk; show demo has no subscription there"),
-        ({"os": "windows"}, "the job wants the OS windows; hosts with the tag general have linux"),
-        (
-            {"layer": {"cores": 32, "memory": "32GiB"}},
-            "no host with the tag general that can be used is large enough for a frame; "
-            "the nearest, large, has 16 of 32 cores",
-        ),
-        ({"layer": {"memory": "128GiB"}}, "the nearest, large, has 64 of 128 GiB of memory"),
-        ({"layer": {"gpus": 2}}, "the nearest, large, has 1 of 2 GPUs"),
-        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, "the nearest, large, has 8 of 24 GiB of GPU memory"),
-        (
-            {"layer": {"cores": 32, "memory": "128GiB"}},
-            "the nearest, large, has 16 of 32 cores and has 64 of 128 GiB of memory",
-        ),
+        ({"layer": {"tags": "genral"}}, ["no host", "tag genral"]),
+        ({"layer": {"tags": "GenRal | Away"}}, ["no host", "tag Away or GenRal"]),
+        ({"layer": {"tags": "NEAR"}}, ["tag NEAR", "local.desk", "show demo", "no subscription"]),
+        ({"layer": {"tags": "near"}}, ["tag near", "local.desk", "show demo", "no subscription"]),
+        ({"os": "windows"}, ["windows", "tag general", "linux"]),
+        ({"layer": {"cores": 32, "memory": "32GiB"}}, ["tag general", "large, has 16 of 32 cores"]),
+        ({"layer": {"memory": "128GiB"}}, ["large, has 64 of 128 GiB of memory"]),
+        ({"layer": {"gpus": 2}}, ["large, has 1 of 2 GPUs"]),
+        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, ["large, has 8 of 24 GiB of GPU memory"]),
+        ({"layer": {"cores": 32, "memory": "128GiB"}}, ["large, has 16 of 32 cores", "64 of 128 GiB of memory"]),
     ],
 )
 def test_what_no_host_can_serve_is_noted(
-    cli: Cli, demo: ShowIds, rows: Rows, fields: dict[str, Any], note: str
+    cli: Cli, demo: ShowIds, rows: Rows, fields: dict[str, Any], words: list[str]
 ) -> None:
     # when a job is tried and then put in that no host can take
     tried = cli("submit", "-", "--dry-run", given=job_file(**fields))
@@ -81,10 +72,10 @@ def test_what_no_host_can_serve_is_noted(
     for said in (tried, ran):
         (line,) = said.err.splitlines()
         assert line.startswith("note: layer render: ")
-        assert note in line
+        assert not lacks(line, *words)
         assert "note" not in said.out
     assert rows("SELECT count(*) FROM job") == [(1,)]
-    assert note in cli("explain", "demo-s-u_job").out
+    assert not lacks(cli("explain", "demo-s-u_job").out, *words)
 
 
 def test_variables_that_a_shell_drops_are_noted(cli: Cli, demo: ShowIds) -> None:
@@ -94,10 +85,9 @@ def test_variables_that_a_shell_drops_are_noted(cli: Cli, demo: ShowIds) -> None
     ran = cli("submit", "-", given=job_file(**fields))
     # then it is told where they are, and is in all the same
     assert ran.status == 0
-    assert ran.err.splitlines() == [
-        "note: env: a shell may drop MY-VAR on its way to the command; names are letters, digits and '_'",
-        "note: layers[0].env: a shell may drop 9TH, a.b on its way to the command; names are letters, digits and '_'",
-    ]
+    job, layer = ran.err.splitlines()
+    assert not lacks(job, "note: env: ", "MY-VAR")
+    assert not lacks(layer, "note: layers[0].env: ", "9TH, a.b")
 
 
 def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds, build: Build) -> None:
@@ -117,37 +107,35 @@ def test_a_host_that_is_down_or_not_subscribed_is_not_the_nearest(cli: Cli, demo
     build(lambda farm: farm.host(name="huge", cores=64, memory_gb=512, state="DOWN"))
     build(lambda farm: farm.host(name="desk", cores=64, alloc=farm.alloc("desk"), tags=["general"], alloc_tag=False))
     ran = cli("submit", "-", given=job_file(layer={"cores": 32}))
-    assert ran.err.endswith(
-        "no host with the tag general that can be used is large enough for a frame; the nearest, large, "
-        "has 16 of 32 cores\n"
-    )
+    assert not lacks(ran.err, "tag general", "the nearest, large, has 16 of 32 cores")
 
 
 def test_a_frame_that_does_not_thread_on_hosts_for_threads(cli: Cli, demo: ShowIds, build: Build) -> None:
     build(lambda farm: farm.host(name="threads", thread_mode=1, tags=["wide"]))
     ran = cli("submit", "-", given=job_file(layer={"tags": "wide", "threadable": False}))
-    assert "the nearest, threads, takes only frames that thread" in ran.err
+    assert not lacks(ran.err, "the nearest, threads, ", "only frames that thread")
 
 
 def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("UPDATE subscription SET int_burst = 0"))
-    assert "note: the burst of show demo is below one core in local.general" in cli("submit", "-", given=job_file()).err
+    assert not lacks(cli("submit", "-", given=job_file()).err, "note: ", "burst", "demo", "local.general")
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM subscription"))
     ran = cli("submit", "-", "--json", given=job_file(name="second"))
     assert ran.err == ""
     (note,) = ran.json["notes"]
-    assert note.startswith("show demo has no subscription; `opencue-sched subscription create demo")
+    assert not lacks(note, "demo", "`opencue-sched subscription create demo")
 
 
 def test_unknown_services(cli: Cli, demo: ShowIds) -> None:
     maya = {"services": ["mya", "default"]}
     ran = cli("submit", "-", given=job_file(layer=maya))
-    assert ran.err == "note: layer render: there is no service 'mya'\n"
+    assert not lacks(ran.err, "note: layer render: ", "service 'mya'")
+    assert "did you mean" not in ran.err
     assert cli("service", "create", "maya").status == 0
     ran = cli("submit", "-", given=job_file(name="second", layer=maya))
-    assert ran.err == "note: layer render: there is no service 'mya'; did you mean 'maya'?\n"
+    assert not lacks(ran.err, "service 'mya'", "did you mean 'maya'?")
 
 
 def test_notes_cost_as_many_statements_whatever_the_job_and_the_farm(
@@ -163,7 +151,9 @@ def test_notes_cost_as_many_statements_whatever_the_job_and_the_farm(
         spec = JobSpec.parse({**job, "layers": [{**one, "name": f"layer{number}"} for number in range(layers)]})
         submitted = submit_job(engine, spec, settings, unserved=unserved)
         names = "layer layer0" if layers == 1 else "layers layer0, layer1, layer2 and 37 more"
-        assert submitted.notes == (f"{names}: no host has the tag nowhere",)
+        (note,) = submitted.notes
+        assert note.startswith(f"{names}: ")
+        assert not lacks(note, "no host", "nowhere")
         return len(sent)
 
     alone = statements("one", 1)

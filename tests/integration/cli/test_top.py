@@ -21,7 +21,7 @@ from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.insight.farm_view import farm_view
 from opencue_sched.settings import Settings
 from tests.kit.command import Cli
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 from tests.kit.terminal import MAIN, on_terminal
 
 WHY = "no host has 4 cores idle just now"
@@ -81,7 +81,7 @@ def test_the_farm_is_on_one_screen_of_any_width(environment: pytest.MonkeyPatch,
         assert not terminal.overrun
         assert "q quit" in lines[-1]
         terminal.type("q")
-        assert process.wait(20) == 0
+        assert process.wait(MOST_SECONDS) == 0
 
 
 def test_keys_filter_sort_and_explain(environment: pytest.MonkeyPatch, cli: Cli) -> None:
@@ -114,7 +114,7 @@ def test_keys_filter_sort_and_explain(environment: pytest.MonkeyPatch, cli: Cli)
         terminal.type("\x1b")
         terminal.shows("sort:")
         terminal.type("q")
-        assert process.wait(20) == 0
+        assert process.wait(MOST_SECONDS) == 0
         assert terminal.is_as_before
 
 
@@ -160,7 +160,7 @@ def test_keys_change_the_chosen_job_when_a_person_agrees(
         terminal.shows("killed, 0 running frames stopped")
         assert job()[2] == "FINISHED"
         terminal.type("q")
-        assert process.wait(20) == 0
+        assert process.wait(MOST_SECONDS) == 0
     said = [subject for (subject,) in rows("SELECT str_subject FROM comments ORDER BY ts_created")]
     assert said == ["paused", "unpaused", "priority -80", "killed"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -10,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from opencue_sched.clients.postgres import OURS, ask, engine_at, make_engine, reading
 from opencue_sched.clients.postgres_sessions import sessions_of
-from opencue_sched.clients.prepared import is_outdated, prepare_on
+from opencue_sched.clients.prepared import REPLANNED_SECONDS, is_outdated, prepare_on
 from opencue_sched.settings import Settings
 from opencue_sched.store.lookups import prepared
 from tests.kit.frozen_clock import Clock
@@ -56,7 +58,7 @@ def test_a_connection_plans_a_statement_once_for_whatever_is_asked(engine: Engin
         assert tuple(connection.execute(KEPT).one()) == (2, 8)
 
 
-def test_plans_are_made_anew_after_a_minute(settings: Settings) -> None:
+def test_plans_are_made_anew_after_a_while(settings: Settings) -> None:
     clock = Clock()
     engine = engine_at(settings.sqlalchemy_url, application_name=OURS)
     prepare_on(engine, sessions_of(engine), clock)
@@ -65,7 +67,7 @@ def test_plans_are_made_anew_after_a_minute(settings: Settings) -> None:
         for _ in range(4):
             assert greater(connection) == [8, 9]
             kept.append(tuple(connection.execute(KEPT).one()))
-            clock.advance(25)
+            clock.advance(REPLANNED_SECONDS / 2.4)
     engine.dispose()
     assert kept == [(2, 2), (2, 4), (2, 6), (2, 2)]
 
@@ -105,6 +107,26 @@ def test_plans_that_somebody_has_discarded_are_made_again(two: Engine) -> None:
         assert greater(connection) == [8, 9]
         connection.execute(text("DEALLOCATE ALL"))
     assert ask(two, greater) == [8, 9]
+
+
+def test_a_statement_that_another_process_has_prepared_there_is_an_error_once(engine: Engine, two: Engine) -> None:
+    # given a connection that has plans of its own, in whose session another process prepares one more
+    other = prepared("SELECT name FROM numbers WHERE number = CAST(:number AS int)")
+    with two.connect() as connection:
+        connection.execute(other, {"number": 9})
+        theirs = connection.execute(text("SELECT statement FROM pg_prepared_statements")).scalar_one()
+    connection = engine.connect()
+    greater(connection)
+    connection.exec_driver_sql(theirs)
+    connection.commit()
+    # when that statement is sent
+    with pytest.raises(DBAPIError) as failed:
+        connection.execute(other, {"number": 9})
+    connection.rollback()
+    # then it may be sent again
+    assert is_outdated(failed.value)
+    assert connection.execute(other, {"number": 9}).scalar_one() == "number 9"
+    connection.close()
 
 
 def test_plans_are_outdated_also_where_the_failing_message_prepared_something(engine: Engine, two: Engine) -> None:
@@ -167,3 +189,37 @@ def test_a_session_that_comes_with_plans_of_another_process_is_no_error(settings
             assert greater(connection) == [8, 9]
             assert tuple(connection.execute(KEPT).one()) == (2, 2)
         engine.dispose()
+
+
+UPWARDS, DOWNWARDS = "SELECT number FROM numbers ORDER BY number", "SELECT number FROM numbers ORDER BY -number"
+_of_this_process: list[Engine] = []
+"""The engine of a process that was started to be asked."""
+
+
+def answer(settings: Settings, statement: str) -> list[int]:
+    """What a process gets that sends a prepared statement, always by its one connection. Called in that process."""
+    if not _of_this_process:
+        _of_this_process.append(make_engine(settings, pool_size=1))
+    return ask(_of_this_process[0], lambda connection: list(connection.execute(prepared(statement)).scalars()))
+
+
+def test_a_pool_that_is_switched_to_transactions_gives_no_process_the_answer_of_another(settings: Settings) -> None:
+    spawn = get_context("spawn")
+    with (
+        pgbouncer(settings, pool_mode="session") as pool,
+        ProcessPoolExecutor(1, mp_context=spawn) as one,
+        ProcessPoolExecutor(1, mp_context=spawn) as other,
+    ):
+
+        def answers() -> list[list[int]]:
+            asked = ((one, UPWARDS), (other, DOWNWARDS))
+            return [process.submit(answer, pool.settings, statement).result() for process, statement in asked]
+
+        # given two processes that have prepared a statement each, on sessions of their own
+        before = answers()
+        # when the pool gives each transaction the session that came free last
+        pool.switch("transaction")
+        after = [answers() for _ in range(2)]
+    # then each is answered what it has asked
+    assert before == [list(range(1, 10)), list(range(9, 0, -1))]
+    assert after == [before] * 2

@@ -12,7 +12,7 @@ from opencue_sched.coordination.jobboard import Entity, JobBoard, JobState
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from opencue_sched.embedded.servers.services import bundled_redis
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 
 SLOTS = 16384
 
@@ -88,7 +88,7 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             board.consume(claim, "me")
             assert job.state is JobState.COMPLETE
             board.post("later", delay=0.1)
-            assert next(board.wait(10)).name == "later"
+            assert next(board.wait(MOST_SECONDS)).name == "later"
             board.register_entity(Entity("conductor", "c1"))
             assert [entity.name for entity in board.entities()] == ["c1"]
             heard: list[str] = []

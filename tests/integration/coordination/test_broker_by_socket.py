@@ -18,6 +18,7 @@ from opencue_sched.coordination.transport import broker_settings, guard_transpor
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.page.flower import show_queues_of_sockets
 from opencue_sched.settings import Settings
+from tests.kit.polling import MOST_SECONDS
 
 QUEUE = "cue:q:work:type:sweep"
 
@@ -58,7 +59,7 @@ def test_user_password_and_database_reach_the_broker_and_the_counters(server: Em
         queue.put({"said": "hello"})
         assert client.llen(QUEUE) == 1
         assert client.get_connection_kwargs()["db"] == 3
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=MOST_SECONDS)
         assert message.payload == {"said": "hello"}
         message.ack()
     assert "s/cr@t" not in repr(named)

@@ -11,6 +11,7 @@ from kombu import Connection, Consumer, Message, Queue
 
 from opencue_sched.coordination.transport import Transport
 from opencue_sched.embedded.servers.services import EmbeddedRedis
+from tests.kit.polling import MOST_SECONDS
 
 
 @pytest.fixture
@@ -67,6 +68,6 @@ def test_a_message_that_comes_again_after_a_cut_can_be_acknowledged(server):
         (message,) = take(connection, [connection.default_channel])
     message.ack()
     with Connection(server.url, transport=Transport) as again, again.SimpleQueue("queue0") as queue:
-        queue.get(timeout=5).ack()
+        queue.get(timeout=MOST_SECONDS).ack()
         with pytest.raises(Empty):
             queue.get_nowait()

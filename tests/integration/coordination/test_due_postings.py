@@ -5,10 +5,8 @@ workers, without a sweep.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination import postings as postings_module
 from opencue_sched.coordination.board import RESEND_SECONDS
@@ -262,19 +260,26 @@ def test_one_that_its_holder_ended_after_all_leads_to_no_message(postings, redis
     assert len(postings.posted()) == (how != "consume")
 
 
-def test_the_watch_goes_on_after_redis_was_away(postings, redis_client, claim, monkeypatch):
+def refused(redis_client) -> int:
+    """How many calls Redis has refused because a key is of another kind."""
+    return int(redis_client.info("errorstats").get("errorstat_WRONGTYPE", {}).get("count", 0))
+
+
+def test_the_watch_goes_on_after_redis_was_away(redis_client, proxy, proxied, claim, monkeypatch):
     monkeypatch.setattr(postings_module, "LOOK_SECONDS", 0.01)
-    watch = DueThread(postings, send=(sent := []).append)
+    watch = DueThread(ClusterPostings(proxied, KEYS), send=(sent := []).append)
     ends_in(redis_client, claim, -0.001)
-    evalsha, failures = postings.client.evalsha, iter([RedisConnectionError("away"), RuntimeError("a bug")])
-
-    def unlucky(*call: Any) -> Any:
-        if (error := next(failures, None)) is not None:
-            raise error
-        return evalsha(*call)
-
-    monkeypatch.setattr(postings.client, "evalsha", unlucky)
+    # given a board that nobody can read, and answers that are lost, also those to the second try
+    redis_client.rename(KEYS.of("claimed"), "aside")
+    redis_client.set(KEYS.of("claimed"), "no sorted set")
+    before = refused(redis_client)
     watch.start()
+    eventually(lambda: refused(redis_client) > before, what="a look that fails")
+    proxy.lose("EVALSHA", times=2)
+    eventually(lambda: proxy.lost == 2, what="a look that gets no answer")
+    assert sent == []
+    # when the board is mended, then what is due is sent
+    redis_client.rename("aside", KEYS.of("claimed"))
     eventually(lambda: sent, 10, "the message")
     assert watch.stop()
 

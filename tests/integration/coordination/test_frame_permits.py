@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from opencue_sched.coordination.permits import PERMITS_PER_CALL, FramePermits, PlannedFrame
+from opencue_sched.coordination.permits import PERMITS_PER_CALL, FramePermits, Permitted
 from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.polling import eventually
 from tests.kit.redis_log import RedisLog
@@ -19,7 +19,7 @@ def permits(redis_client: redis.Redis) -> FramePermits:
     return FramePermits(redis_client, "cue")
 
 
-def frames(count: int, version: int = 1) -> list[PlannedFrame]:
+def frames(count: int, version: int = 1) -> list[Permitted]:
     return [(f"frame{number}", version) for number in range(count)]
 
 

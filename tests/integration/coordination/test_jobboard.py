@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from uuid import uuid4
 
 import pytest
 import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.board import PAGE, JobPriority
 from opencue_sched.coordination.board_events import POSTED, REMOVAL
@@ -36,7 +36,9 @@ from opencue_sched.coordination.jobboard import (
 from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.errors import StoreUnusable
 from opencue_sched.insight.health import check_redis
-from tests.kit.polling import eventually
+from tests.kit.old_redis import old_redis
+from tests.kit.polling import MOST_SECONDS, eventually
+from tests.kit.redis_log import RedisLog
 from tests.kit.sentinel import watched_pair
 
 
@@ -144,17 +146,14 @@ def test_a_store_that_does_not_answer_is_a_job_failure():
     dead.close()
 
 
-def test_losing_the_store_is_a_job_failure_for_those_who_look(board, monkeypatch):
-    job = board.post("render")
-
-    def gone(*_):
-        raise RedisConnectionError("gone")
-
-    monkeypatch.setattr(board.client, "evalsha", gone)
-    with pytest.raises(JobFailure, match="gone"):
-        assert job.state
-    monkeypatch.undo()
-    assert job.state is JobState.UNCLAIMED
+def test_losing_the_store_is_a_job_failure_for_those_who_look(proxy, proxied):
+    with JobBoard(proxied, "cue") as board:
+        job = board.post("render")
+        proxy.lose("EVALSHA", times=2)  # a call is tried twice
+        with pytest.raises(JobFailure):
+            assert job.state
+        assert proxy.lost == 2
+        assert job.state is JobState.UNCLAIMED
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -167,33 +166,37 @@ def test_a_redis_that_evicts_is_refused(redis_client, policy):
         redis_client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_a_redis_that_is_too_old_is_refused(redis_client, settings, monkeypatch):
-    info = redis_client.info
-    monkeypatch.setattr(redis_client, "info", lambda section: {**info(section), "redis_version": "6.0.16"})
-    with pytest.raises(JobFailure, match=r"Redis is 6\.0\.16; 6\.2 or newer"):
-        JobBoard(redis_client, "cue").connect()
-    with pytest.raises(StoreUnusable, match=r"is 6\.0\.16; 6\.2 or newer"):
-        check_redis(redis_client, settings)
+def test_a_redis_that_is_too_old_is_refused(settings):
+    with old_redis("6.0.16") as client:
+        with pytest.raises(JobFailure, match=r"6\.0\.16.*6\.2"):
+            JobBoard(client, "cue").connect()
+        with pytest.raises(StoreUnusable, match=r"6\.0\.16.*6\.2"):
+            check_redis(client, settings)
 
 
 # Posting and looking
 
 
-def test_a_job_that_is_done_before_its_poster_looks_was_posted_all_the_same(board, monkeypatch):
-    call = board.call
+def test_a_job_that_is_done_before_its_poster_looks_was_posted_all_the_same(redis_client, proxy, proxied):
+    # given a poster whom the answer reaches late
+    with JobBoard(redis_client, "cue") as board, JobBoard(proxied, "cue") as slow:
+        posted: list[Job] = []
+        details = {"shot": "sh10"}
+        poster = threading.Thread(
+            target=lambda: posted.append(slow.post("render", details=details, priority=JobPriority.HIGH))
+        )
+        proxy.hold("EVALSHA", answer=True)
+        poster.start()
 
-    def done_at_once(script, *arguments):
-        answer = call(script, *arguments)
-        if script == "board_post":
-            board.consume(board.claim_next("a quick one"), "a quick one")
-        return answer
+        # when another has done the job by then
+        board.consume(eventually(lambda: board.claim_next("a quick one")), "a quick one")
+        proxy.let_go()
+        poster.join()
 
-    monkeypatch.setattr(board, "call", done_at_once)
-
-    job = board.post("render", details={"shot": "sh10"}, priority=JobPriority.HIGH)
-
-    assert (job.name, job.details, job.priority) == ("render", {"shot": "sh10"}, JobPriority.HIGH)
-    assert job.state == JobState.COMPLETE
+        # then the poster has it all the same
+        (job,) = posted
+        assert (job.name, job.details, job.priority) == ("render", details, JobPriority.HIGH)
+        assert job.state == JobState.COMPLETE
 
 
 def test_an_empty_board_has_no_jobs(board):
@@ -554,7 +557,7 @@ def test_a_delayed_job_is_listed_at_once_and_claimable_when_due(board):
     with pytest.raises(UnclaimableJob, match="not due"):
         board.claim(job, "me")
     board.client.zincrby(board.keys.of("delayed"), -60_000, job.uuid)
-    assert next(board.wait(5)).uuid == job.uuid
+    assert next(board.wait(MOST_SECONDS)).uuid == job.uuid
     assert board.claim_next("me").uuid == job.uuid
     assert board.claim_next("me") is None
 
@@ -619,17 +622,18 @@ def test_waiting_for_a_job_ends_when_one_is_posted(board):
     waiter = threading.Thread(target=lambda: found.extend(job.name for job in board.wait(10)))
     waiter.start()
     board.post("render")
-    waiter.join(10)
+    waiter.join(MOST_SECONDS)
     assert found == ["render"]
 
 
-def test_waiting_ends_when_a_delayed_job_is_due(board, monkeypatch):
+def test_waiting_ends_when_a_delayed_job_is_due(board, redis_server, monkeypatch):
     """Nobody tells of that moment: who waits looks again then, and not only when it has waited for long."""
     monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
-    job = board.post("render", delay=0.05)
-    with pytest.raises(JobFailure):
-        board.claim(job, "me")
-    assert next(board.wait(60)).uuid == job.uuid
+    job = board.post("render", delay=0.5)
+    with RedisLog(redis_server.url) as log:
+        assert next(board.wait(60)).uuid == job.uuid
+        looks = [re.search(r"^XREAD .*BLOCK (\d+) ", call.text) for call in log.since(0)]
+    assert [int(look[1]) for look in looks if look is not None and int(look[1]) > 500] == []
 
 
 def test_waiting_in_vain_is_not_found(board):
@@ -642,12 +646,12 @@ def test_waiting_does_not_end_for_claimed_jobs(board):
     with pytest.raises(NotFound):
         board.wait(0.05)
     board.abandon(job, "me")
-    assert next(board.wait(5)).uuid == job.uuid
+    assert next(board.wait(MOST_SECONDS)).uuid == job.uuid
 
 
 def test_waiting_ends_when_a_claim_runs_out(board):
     job = board.claim(board.post("render"), "me", 0.2)
-    assert next(board.wait(10)).uuid == job.uuid
+    assert next(board.wait(MOST_SECONDS)).uuid == job.uuid
 
 
 def test_waiting_for_the_end_of_a_job(board):
@@ -658,25 +662,32 @@ def test_waiting_for_the_end_of_a_job(board):
     waiter = threading.Thread(target=lambda: ended.append(another.wait(10)))
     waiter.start()
     board.consume(job, "me")
-    waiter.join(10)
+    waiter.join(MOST_SECONDS)
     assert ended == [True]
 
 
-def test_wake_ups_come_by_event(board, monkeypatch):
+@pytest.mark.parametrize("clustered", [False, True])
+def test_wake_ups_come_by_event(redis_client, redis_server, monkeypatch, clustered):
     """Of those who wait and found nothing each is woken, and none of them because it looks again."""
     monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
+    monkeypatch.setattr("opencue_sched.coordination.board_events._BLOCK_SECONDS", 600.0)
     woken: list[str] = []
 
     def blocked() -> int:
-        return int(board.client.info("clients")["blocked_clients"])
+        return int(redis_client.info("clients")["blocked_clients"])
 
-    for number in range(10):
-        waiter = threading.Thread(target=lambda: woken.append(board.claim(next(board.wait(300)), "me").name))
-        others = blocked()
-        waiter.start()
-        eventually(lambda others=others: blocked() > others, what="a waiter that has looked, and found nothing")
-        board.post(f"render{number}")
-        waiter.join(100)
+    with (
+        redis.Redis.from_url(redis_server.url, decode_responses=True) as patient,
+        JobBoard(patient, "cue", name="tests", clustered=clustered) as board,
+    ):
+        for number in range(10):
+            waiter = threading.Thread(target=lambda: woken.append(board.claim(next(board.wait(300)), "me").name))
+            others = blocked()
+            waiter.start()
+            eventually(lambda others=others: blocked() > others, what="a waiter that has looked, and found nothing")
+            board.post(f"render{number}")
+            waiter.join(100)
+            assert not waiter.is_alive()
     assert woken == [f"render{number}" for number in range(10)]
 
 

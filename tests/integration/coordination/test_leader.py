@@ -24,6 +24,7 @@ from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
+from tests.kit.environment import stores_of
 from tests.kit.frozen_clock import Clock
 from tests.kit.polling import eventually
 
@@ -87,24 +88,22 @@ def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys, 
 
 
 def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_runs_through_a_suspend(
-    redis_client, keys, monkeypatch, gate
+    redis_client, proxy, proxied, keys, monkeypatch, gate
 ):
     """The lease lives from when Redis was asked, at the latest; its answer may have taken long."""
-    clock, evalsha = Clock(), redis_client.evalsha
-
-    def slowly(*arguments):
-        answer = evalsha(*arguments)
-        clock.now += 4
-        return answer
-
-    monkeypatch.setattr(redis_client, "evalsha", slowly)
+    clock = Clock()
     for calls in (1, 2):
-        leader = gate(redis_client, keys, clock=clock)
+        leader = gate(proxied, keys, clock=clock)
         for _ in range(calls):
-            clock.now += 9
+            clock.now += 5
             asked = clock.now
-            assert leader.renew() is not None
-            assert clock.now == asked + 4
+            with ThreadPoolExecutor(1) as thread:
+                proxy.hold("EVALSHA", answer=True)
+                fence = thread.submit(leader.renew)
+                assert proxy.holds.wait(100)
+                clock.now += 4
+                proxy.let_go()
+                assert fence.result() is not None
         clock.now = asked + 9.9
         assert leader.fence is not None
         clock.now = asked + 10
@@ -489,8 +488,7 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
 def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_client, keys, wait):
     coordination = Coordination(handover="conservative", lease_ttl=wait)
     chosen, clock = settings.model_copy(update={"coordination": coordination}), Clock()
-    first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
-    second._clock = clock
+    first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen, clock=clock)
     assert first.renew() is not None
     assert first.may_fire("recompute", 7)
     assert looking_on.renew() is None
@@ -579,7 +577,7 @@ def other_redis(redis_server):
 
 
 def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_says_so_and_stands_by(
-    redis_client, other_redis, keys, engine, gate
+    redis_client, other_redis, keys, engine, settings, gate
 ):
     # given a leader, and a beat that has the database and the namespace in common with it, and not the Redis
     clock, fences = Clock(), PersistentFences(engine)
@@ -595,11 +593,12 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
     assert there.led_elsewhere
     assert not here.led_elsewhere
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
-    with capture_logs() as logs:
+    beat.gate = there
+    with capture_logs() as logs, stores_of(settings):
         for _ in range(3):
-            beat._stand_by(there)
-    (said,) = logs
-    assert (said["event"], said["log_level"]) == ("two_redis_under_one_database", "error")
+            beat.tick()
+    (said,) = (log for log in logs if log["event"] == "two_redis_under_one_database")
+    assert said["log_level"] == "error"
     assert "OPENCUE_SCHED_REDIS_URL" in said["cure"]
     assert fences.leader(keys.name).fence == 1
 
@@ -637,11 +636,21 @@ def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, 
     assert not there.led_elsewhere
 
 
+class Succeeded:
+    """The Redis at one address, where another takes its place."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.now = client
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.now, name)
+
+
 def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine, gate):
-    clock, fences = Clock(), PersistentFences(engine)
-    leader, standby = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(2))
+    clock, fences, client = Clock(), PersistentFences(engine), Succeeded(redis_client)
+    leader, standby = (gate(client, keys, clock=clock, fences=fences) for _ in range(2))
     assert leader.renew() == 1
-    leader._client = standby._client = other_redis
+    client.now = other_redis
     assert standby.renew() is None
     clock.now += 5.1
     assert leader.renew() == 2

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -94,15 +94,26 @@ def test_the_record_of_a_killed_process_of_this_machine_is_replaced_at_once(redi
 
 def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
     """And who may replace a dead process does not replace the one that was faster."""
+    dispatch, sweep = (presence_key("cue", type_, "default", "w1") for type_ in ("dispatch", "sweep"))
     holder = Actor("sweep", "default", "w1", pid=7, machine="elsewhere", token="other")
-    key = presence_key("cue", "sweep", "default", "w1")
-    redis_client.set(key, json.dumps(asdict(holder)), px=15_000)
+    redis_client.set(sweep, json.dumps(asdict(holder)), px=15_000)
+    # when a process comes, where nobody is or one that is dead,
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
     newcomer = presence(redis_client)
-    for replaceable in ("", "the dead one's"):
-        assert newcomer._keep(replaceable=replaceable) == holder
-        assert [actor.type for actor in list_members(redis_client, "cue").alive] == []
-        assert not redis_client.exists(presence_key("cue", "dispatch", "default", "w1"))
-    assert newcomer._keep(replaceable="other") is None
+    dead = json.dumps(asdict(replace(newcomer.actor, pid=ended.pid, token="the dead one's")))
+    for record in (None, dead):
+        if record is not None:
+            redis_client.set(dispatch, record, px=15_000)
+        with pytest.raises(InstanceTaken):
+            newcomer.announce(patience_seconds=0.0)
+        # then it has neither name
+        assert redis_client.get(dispatch) == record
+        assert json.loads(redis_client.get(sweep))["token"] == "other"
+        assert newcomer.actor.token not in {actor.token for actor in list_members(redis_client, "cue").alive}
+    # and once the other has gone it has both
+    redis_client.delete(sweep)
+    newcomer.announce(patience_seconds=0.0)
     assert {actor.token for actor in list_members(redis_client, "cue").alive} == {newcomer.actor.token}
 
 

@@ -10,6 +10,7 @@ import pytest
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.keys import job_hash, reply_queue
 from opencue_sched.errors import SchedulerError
+from tests.kit.polling import MOST_SECONDS
 
 
 def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
@@ -21,7 +22,7 @@ def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
     )
     waiter.start()
     assert replies.answer_job(redis_client, "cue", job, {"booked": 3})
-    waiter.join(10)
+    waiter.join(MOST_SECONDS)
     assert got == [{"booked": 3}]
     hash_ = redis_client.hgetall(job_hash("cue", job))
     assert hash_["status"] == "done"

@@ -13,6 +13,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.transport import Transport, broker_settings
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from opencue_sched.settings import Settings
+from tests.kit.polling import MOST_SECONDS
 from tests.kit.tls import tls_front, tls_that_asks
 
 
@@ -33,7 +34,7 @@ def test_a_server_whose_authority_is_named_is_talked_to(front):
     client.close()
     with broker(front.trusting_url) as connection, connection.SimpleQueue("queue") as queue:
         queue.put({"said": "x" * 100_000})
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=MOST_SECONDS)
         assert message.payload == {"said": "x" * 100_000}
         message.ack()
 
@@ -57,7 +58,7 @@ def test_a_key_with_a_password_and_a_directory_of_authorities_reach_both_librari
             assert client.ping()
         with broker(url) as connection, connection.SimpleQueue("queue") as queue:
             queue.put("said")
-            message = queue.get(timeout=10)
+            message = queue.get(timeout=MOST_SECONDS)
             assert message.payload == "said"
             message.ack()
     assert "hush" not in repr(broker_settings(url))

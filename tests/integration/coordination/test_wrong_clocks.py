@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from opencue_sched.coordination.keys import LeaderKeys
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
+from tests.kit.environment import stores_of
 from tests.kit.frozen_clock import Clock
 
 KEYS = LeaderKeys("cue", "beat")
@@ -30,14 +32,9 @@ class Beat(LeaderScheduler):
     producer = None
     redis_error = 0.0
 
-    def _show(self, gate: LeaderGate) -> None:
-        """It has no presence."""
-
     def __init__(self, client: Any, engine: Any) -> None:
-        self.app = Celery("beats", set_as_current=False)
+        super().__init__(app=Celery("beats", set_as_current=False), lazy=True)
         self.sent: list[tuple[str, int]] = []
-        self.presence = None
-        self._log_again_at: dict[tuple[str, object], float] = {}
         self.clock = Clock()
         self.gate = LeaderGate(
             client,
@@ -67,11 +64,11 @@ class Beat(LeaderScheduler):
 
 
 @pytest.fixture
-def beat(redis_client, engine) -> Iterator[Beat]:
+def beat(redis_client, engine, settings) -> Iterator[Beat]:
     made = Beat(redis_client, engine)
-    assert made.fires() == ["now-and-then", "often"]
-    yield made
-    made.app.close()
+    with stores_of(settings), closing(made.app):
+        assert made.fires() == ["now-and-then", "often"]
+        yield made
 
 
 def test_ticks_go_on_while_the_clock_of_redis_is_ahead(beat: Beat) -> None:

@@ -6,22 +6,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
 from opencue_sched.coordination.permits import FramePermits
-from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.commit import CommitQueue
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
-from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Rqd
 from tests.kit.passes import passes
+from tests.kit.polling import MOST_SECONDS
 
 FRAMES = 6
 
@@ -93,9 +91,9 @@ def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itsel
             connection.execute(text("UPDATE frame SET int_version = int_version + 1 WHERE int_number = 1"))
 
     (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-    with full_plans_of(FRAMES - 1):
-        runner = replace(one.runner, permits=NoAnswer(one.client, "cue"))
-        (report,) = runner.run([cluster], alive=lambda: True, end=lose_one)
+    fill_plans_with(FRAMES - 1, one, cluster)
+    runner = replace(one.runner, permits=NoAnswer(one.client, "cue"))
+    (report,) = runner.run([cluster], alive=lambda: True, end=lose_one)
 
     # then the others run
     assert (report.frames_booked, report.frames_launched) == (FRAMES - 2, FRAMES - 2)
@@ -103,28 +101,25 @@ def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itsel
 
 
 def test_other_passes_over_the_clusters_may_begin_while_rqds_take_their_time(one, engine, farm, show):
-    # given RQDs that answer only when the claims have ended
-    ended = threading.Event()
-    launch_all = cluster_pass.launch_all
+    # given an RQD that answers only when the claims have ended
+    host = farm.specs[0].name
+    farm.freeze(host)
 
-    def slow(*args, **rest):
-        assert ended.wait(10)
-        return launch_all(*args, **rest)
+    def end(reports):
+        if reports[0].frames_booked:
+            farm.thaw(host)
 
     # when a pass books and launches there
-    with patch.object(cluster_pass, "launch_all", slow):
-        (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-        (report,) = one.runner.run(
-            [cluster], alive=lambda: True, end=lambda reports: ended.set() if reports[0].frames_booked else None
-        )
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    (report,) = one.runner.run([cluster], alive=lambda: True, end=end)
 
     # then it ended the claims with what it booked, and launched that
     assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
 
 
-def full_plans_of(frames):
-    """Plans are full with so many frames."""
-    return patch.object(cluster_pass, "policy_for", lambda *a, **k: replace(policy_for(*a, **k), max_frames=frames))
+def fill_plans_with(frames, one, cluster):
+    """The next plan is full with so many frames: the commit of one with twice as many took too long."""
+    one.runner.plan_sizes.cancelled(cluster.shard, 2 * frames)
 
 
 class WatchedQueue(CommitQueue):
@@ -158,7 +153,8 @@ def test_the_next_pass_begins_during_the_commit_of_a_full_plan_and_leaves_its_fr
         between.append((reports[0].go_on, next_passes.submit(one.run, [cluster])))
 
     # when a pass ends its claims before its commit, and another one begins in between
-    with next_passes, full_plans_of(FRAMES):
+    fill_plans_with(FRAMES, one, cluster)
+    with next_passes:
         (report,) = one.runner.run([cluster], alive=lambda: True, end=end)
 
     # then that one has booked what the first had not, and neither lost anything
@@ -177,17 +173,18 @@ def test_no_pass_begins_while_a_full_plan_waits_for_another_commit(one, engine, 
     with engine.connect() as connection:
         host_id = connection.execute(text("SELECT pk_host FROM host")).scalar()
     queue, ended, passes_under_way = WatchedQueue(), threading.Event(), ThreadPoolExecutor(1)
-    with passes_under_way, full_plans_of(FRAMES):
+    fill_plans_with(FRAMES - 1, one, cluster)
+    with passes_under_way:
         with queue.on({host_id}, wait_seconds=0):
             # when a plan for the host is full
             runner = replace(one.runner, queue=queue)
             under_way = passes_under_way.submit(runner.run, [cluster], alive=lambda: True, end=lambda _: ended.set())
-            assert queue.asked.wait(10)
+            assert queue.asked.wait(MOST_SECONDS)
             # then other passes begin only when its turn has come
             assert not ended.is_set()
-        assert ended.wait(10)
+        assert ended.wait(MOST_SECONDS)
     (report,) = under_way.result()
-    assert (report.frames_booked, report.losses) == (FRAMES, {})
+    assert (report.frames_booked, report.losses) == (FRAMES - 1, {})
 
 
 def test_hosts_of_what_such_a_commit_loses_are_told_of_as_free(one, engine, farm, show):
@@ -199,9 +196,9 @@ def test_hosts_of_what_such_a_commit_loses_are_told_of_as_free(one, engine, farm
     # when the commit finds that
     freed = []
     (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-    with full_plans_of(FRAMES - 1):
-        runner = replace(one.runner, freed=freed.append)
-        (report,) = runner.run([cluster], alive=lambda: True, end=end)
+    fill_plans_with(FRAMES - 1, one, cluster)
+    runner = replace(one.runner, freed=freed.append)
+    (report,) = runner.run([cluster], alive=lambda: True, end=end)
 
     # then its clusters, which may sleep by now, hear of the host again
     assert report.losses == {"frame_lost": FRAMES - 1}

@@ -1,4 +1,4 @@
-"""The awake gate never misses what the pending-jobs query would find, whatever the farm looks like."""
+"""The awake gate never misses work that a pass could book, whatever the farm looks like."""
 
 from __future__ import annotations
 

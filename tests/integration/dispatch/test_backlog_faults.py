@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.show_handover import hand_back
 from opencue_sched.dispatch.backlog_feed import RESYNC_SECONDS, WHOLE_ROUND_SECONDS
+from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
@@ -205,6 +206,25 @@ def test_frames_that_somebody_keeps_locked_hold_no_host_from_others(deaf: Deaf) 
     # when they are locked no longer
     eventually(lambda: deaf.run().frames_booked, what="a booking of the frames that were locked")
     assert deaf.booked(locked) == CORES
+
+
+@pytest.mark.parametrize(("locked", "at_fault"), [("host", False), ("frame", True)])
+def test_a_layer_is_at_fault_for_its_own_rows_and_not_for_those_of_hosts(
+    deaf: Deaf, locked: str, at_fault: bool
+) -> None:
+    # given a layer, and rows of it or of its host that somebody keeps locked
+    layer = deaf.job().layers[0].id
+    deaf.lists()
+    runner = replace(deaf.passes.runner, lost=Cooldowns[str](1.0, 1.0, Clock(), free=1))
+    with deaf.passes.engine.connect() as somebody, somebody.begin():
+        somebody.execute(text(f"SELECT FROM {locked} FOR UPDATE"))
+
+        # when all its frames are lost twice
+        reports = [runner.run([deaf.cluster], alive=lambda: True)[0] for _ in range(2)]
+
+    # then it has a cooldown only where its own rows were the reason
+    assert [sum(report.losses.values()) for report in reports] == [CORES, CORES]
+    assert (layer in runner.lost.active()) is at_fault
 
 
 def test_work_goes_on_when_our_tables_were_taken_back_and_are_there_again(deaf: Deaf, settings: Settings) -> None:

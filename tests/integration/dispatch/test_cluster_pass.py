@@ -18,7 +18,6 @@ from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.coordination.permits import FramePermits
-from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassEnd
@@ -30,7 +29,6 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
 from tests.kit.forced import force
 from tests.kit.frozen_clock import Clock
-from tests.kit.in_turn import InTurn
 from tests.kit.passes import passes
 from tests.kit.polling import eventually
 
@@ -92,11 +90,9 @@ def test_a_job_whose_counter_somebody_spoilt_keeps_no_other_from_its_frames(one,
     assert_audit(one)
 
 
-def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, redis_client, monkeypatch):
+def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, redis_client):
     """Constant by construction: the same numbers for 1 frame on 4 hosts and for 200 frames on 40. With few cores idle
     the caps of the jobs that were planned are read afterwards, in one round trip more."""
-    # Beside the end of the pass a launch may need a connection of its own, or not.
-    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     costs = []
     for path in lua_directory().glob("*.lua"):
         redis_client.script_load(load_script(path.stem).text)
@@ -122,9 +118,8 @@ def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, r
     assert costs[0][0] <= 12
 
 
-def test_what_is_read_for_a_new_job_does_not_grow_with_what_waits(engine, dry, redis_client, monkeypatch):
+def test_what_is_read_for_a_new_job_does_not_grow_with_what_waits(engine, dry, redis_client):
     """The same statements, rows and packets beside 600 frames in 120 layers and beside 3,000 in 600."""
-    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
     costs = []
     for path in lua_directory().glob("*.lua"):
         redis_client.script_load(load_script(path.stem).text)
@@ -159,8 +154,7 @@ def test_what_is_read_for_a_new_job_does_not_grow_with_what_waits(engine, dry, r
     assert costs[0] == costs[1]
 
 
-def test_a_pass_over_many_clusters_costs_as_many_round_trips_as_over_one(engine, dry, monkeypatch):
-    monkeypatch.setattr(cluster_pass, "ThreadPoolExecutor", lambda *_, **__: InTurn(last=False))
+def test_a_pass_over_many_clusters_costs_as_many_round_trips_as_over_one(engine, dry):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.hosts([HostSpec(cores=8, hostname_tag=False) for _ in range(4)])
@@ -451,7 +445,7 @@ def run_one_within_the_other(one, engine):
         steps.append(("locked", threading.current_thread() is later))
         if later.ident is None:
             later.start()
-            eventually(lambda: len(one.runner.queue._asked) == 2 or not later.is_alive())
+            eventually(lambda: one.runner.queue.commits == 2 or not later.is_alive())
             later.join(timeout=0.2)  # by then it would have lost what it planned, or waited with locks of its own
 
     def committed(_connection):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.embedded.farms.farm import Farm
@@ -18,7 +18,8 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.plans import assert_consistent, commit, plan, reasons
-from tests.kit.sessions import await_end, end_sessions
+from tests.kit.sessions import await_end, count_deadlocks, end_sessions
+from tests.kit.statements import listening, naming
 
 HISTORY_OFF = text("INSERT INTO config (pk_config, str_key) VALUES ('off', 'DISABLE_HISTORY')")
 HISTORY_ON = text("DELETE FROM config WHERE str_key = 'DISABLE_HISTORY'")
@@ -32,9 +33,31 @@ def fail_for(job_id: str, raising: str) -> str:
         CREATE TRIGGER a_refuse BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse()"""
 
 
-def transactions(statements: Sequence[str]) -> int:
-    """How many a commit began: each sets its time-outs first."""
-    return sum("set_config('statement_timeout'" in statement for statement in statements)
+def count_transactions(connection: Connection) -> None:
+    """From now on the database counts the transactions that insert procs, in sequences: those no rollback undoes."""
+    connection.exec_driver_sql(
+        """
+        CREATE SEQUENCE transactions;
+        CREATE SEQUENCE newest_transaction;
+        CREATE FUNCTION count_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE
+            mine bigint := CAST(CAST(pg_current_xact_id() AS text) AS bigint);
+        BEGIN
+            IF mine <> (SELECT last_value FROM newest_transaction) THEN
+                PERFORM setval('newest_transaction', mine), nextval('transactions');
+            END IF;
+            RETURN NULL;
+        END$$;
+        CREATE TRIGGER count_transaction BEFORE INSERT ON proc
+        FOR EACH STATEMENT EXECUTE FUNCTION count_transaction()"""
+    )
+
+
+def transactions(engine: Engine) -> int:
+    """How many transactions have inserted procs since `count_transactions`, also those that were rolled back."""
+    with engine.connect() as connection:
+        found = text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM transactions")
+        return int(connection.execute(found).scalar_one())
 
 
 def with_deadline(settings: Settings, seconds: float) -> Settings:
@@ -99,14 +122,14 @@ def test_a_serialization_failure_is_repeated(engine: Engine, settings: Settings)
         farm.host()
         job = farm.job([LayerSpec(frames=3)])
         procs = plan(farm, settings)
+        count_transactions(connection)
         connection.execute(text("CREATE SEQUENCE attempts"))
         raising = "IF nextval('attempts') <= 2 THEN RAISE EXCEPTION 'try again' USING ERRCODE = '40001'; END IF"
         connection.exec_driver_sql(fail_for(job.id, raising))
 
-    with counted_statements(engine) as statements:
-        result = commit(engine, procs, settings)
+    result = commit(engine, procs, settings)
 
-    assert (len(result.committed), transactions(statements)) == (3, 3)
+    assert (len(result.committed), transactions(engine)) == (3, 3)
     assert result.quarantined == {}
 
 
@@ -116,13 +139,13 @@ def test_failures_that_repeat_end_at_the_deadline_without_blame(engine: Engine, 
         farm.host()
         job = farm.job()
         procs = plan(farm, settings)
+        count_transactions(connection)
         connection.exec_driver_sql(fail_for(job.id, "RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'"))
 
-    with counted_statements(engine) as statements:
-        result = commit(engine, procs, with_deadline(settings, 2.0))
+    result = commit(engine, procs, with_deadline(settings, 2.0))
 
     assert reasons(result) == ["database_failure"]
-    assert transactions(statements) > 2
+    assert transactions(engine) > 2
     assert result.quarantined == {}
 
 
@@ -153,6 +176,7 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
         farm.host(cores=64, memory_gb=64)
         jobs = farm.jobs([JobSpec([LayerSpec(frames=2)]) for _ in range(8)])
         procs = plan(farm, settings)
+        count_transactions(connection)
     assert len(procs) == 16
     held = {jobs[0].id, jobs[3].id, jobs[7].id}
 
@@ -160,30 +184,31 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
         other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = ANY(:j) FOR UPDATE"), {"j": [jobs[0].id, jobs[3].id]})
         layer = jobs[7].layers[0].id
         other.execute(text("SELECT 1 FROM layer_stat WHERE pk_layer = :l FOR UPDATE"), {"l": layer})
-        with counted_statements(engine) as statements:
-            result = commit(engine, procs, with_deadline(settings, 10.0))
+        result = commit(engine, procs, with_deadline(settings, 10.0))
 
     # then every other job is booked all the same, in one transaction, without cutting the plan in halves
     assert {c.job.id for c in result.committed} == {job.id for job in jobs} - held
     assert reasons(result) == ["database_failure"] * 6
     assert {proc.job.id for proc, _ in result.lost} == held
-    assert (transactions(statements), result.quarantined) == (1, {})
+    assert (transactions(engine), result.quarantined) == (1, {})
     assert_consistent(engine)
 
 
 def test_a_column_that_is_missing_blames_no_job(engine: Engine, settings: Settings) -> None:
+    # given a column that is gone, of the table which is written last
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
         farm.jobs([JobSpec([LayerSpec()]) for _ in range(3)])
         procs = plan(farm, settings)
-        connection.execute(text("ALTER TABLE proc RENAME COLUMN int_mem_pre_reserved TO renamed"))
+        count_transactions(connection)
+        connection.execute(text("ALTER TABLE frame RENAME COLUMN int_gpu_mem_reserved TO renamed"))
 
-    with counted_statements(engine) as statements:
-        result = commit(engine, procs, settings)
+    result = commit(engine, procs, settings)
 
+    # then nothing is tried again, in halves or whole
     assert reasons(result) == ["database_failure"] * 3
-    assert (result.quarantined, transactions(statements)) == ({}, 1)
+    assert (result.quarantined, transactions(engine)) == ({}, 1)
 
 
 def test_a_database_that_does_not_answer_loses_the_plan_for_certain(engine: Engine, settings: Settings) -> None:
@@ -223,15 +248,17 @@ def test_a_commit_that_would_come_too_late_is_not_sent(engine: Engine, settings:
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
-        farm.job()
+        job = farm.job()
         procs = plan(farm, settings)
         facts = check_schema(connection)
-    with counted_statements(engine) as statements:
+        connection.execute(text("CREATE SEQUENCE started"))
+        connection.exec_driver_sql(fail_for(job.id, "PERFORM nextval('started')"))
 
-        def clock() -> float:
-            return 9.0 if any("SET str_state = 'RUNNING'" in statement for statement in statements) else 0.0
+    def clock() -> float:
+        with engine.connect() as other:
+            return 9.0 if other.scalar(text("SELECT is_called FROM started")) else 0.0
 
-        result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
+    result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
 
     assert clock() == 9.0, "the last statement was sent"
     assert result.committed == []
@@ -375,10 +402,7 @@ def test_three_committers_on_the_same_jobs_never_deadlock(engine: Engine, settin
         thread.join()
 
     assert sum(len(result.committed) for result in results) == len(procs) == 450
-    with engine.connect() as connection:
-        connection.execute(text("SELECT pg_stat_clear_snapshot()"))
-        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        assert connection.scalar(text(deadlocks)) == 0
+    assert count_deadlocks(engine) == 0
     assert_consistent(engine)
 
 
@@ -395,14 +419,13 @@ def test_a_frame_that_is_given_a_proc_under_our_lock_keeps_that_one(engine: Engi
         " FROM frame JOIN job USING (pk_job) WHERE int_number = 1"
     )
 
-    def interfere(connection: object, cursor: object, statement: str, *rest: object) -> None:
-        if statement.lstrip().startswith("SAVEPOINT"):
-            with engine.begin() as other:
-                other.execute(theirs, {"host": host.id})
+    def interfere() -> None:
+        with engine.begin() as other:
+            other.execute(theirs, {"host": host.id})
 
-    event.listen(engine, "before_cursor_execute", interfere)
-    result = commit(engine, procs, settings)
-    event.remove(engine, "before_cursor_execute", interfere)
+    # when the procs are about to be inserted
+    with listening(engine, "before_cursor_execute", naming(procs[0].proc_id, interfere)):
+        result = commit(engine, procs, settings)
 
     assert [c.frame.number for c in result.committed] == [2]
     assert reasons(result) == ["frame_lost"]

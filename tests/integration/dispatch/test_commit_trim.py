@@ -338,7 +338,7 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
 ) -> None:
     farm = CapFarm(engine, settings)
     with engine.begin() as booking:
-        assert all(row.steady for row in read_caps(booking, by_vertex(farm.procs)).values())
+        assert {row.steady for row in read_caps(booking, by_vertex(farm.procs)).values()} == {True}
         with pytest.raises(OperationalError, match="lock timeout"), engine.begin() as other:
             other.execute(text("SET LOCAL lock_timeout = '20ms'"))
             other.execute(text(statement))
@@ -410,4 +410,4 @@ def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, setti
             other.rollback()
         with engine.begin() as other:
             other.execute(text("UPDATE job_resource SET int_cores = int_cores + 100"))
-            assert all(row.steady for row in read_caps(booking, by_vertex(farm.procs)).values())
+            assert {row.steady for row in read_caps(booking, by_vertex(farm.procs)).values()} == {True}

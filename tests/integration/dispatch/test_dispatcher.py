@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Thread
@@ -14,17 +14,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
-from opencue_sched.dispatch import cluster_pass, sweep
-from opencue_sched.dispatch.backlog_feed import BacklogFeed
+from opencue_sched.dispatch import sweep
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.sweep import pause_between_wakes
+from opencue_sched.dispatch.sweep import Sweeper, pause_between_wakes
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -367,44 +363,41 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
 
 
 def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
-    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a pass, each step of which takes almost as long as one may
-    plant(engine, frames=1)
-    posting = a_posting(here)
-    now, steps = [1000.0], []
+    # given a PostgreSQL in which a transaction takes almost as long as a step may
+    now, given_up = [1000.0], list[bool]()
     monkeypatch.setattr("opencue_sched.coordination.postings.boot_clock", lambda: now[0])
-    with dispatching(here, patience=10.0) as slow:
-        prolonged: list[int] = []
-        extend = slow.postings.extend
-        monkeypatch.setattr(slow.postings, "extend", lambda *a, **k: prolonged.append(1) or extend(*a, **k))
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    with passes(engine, dry, named=True) as here, dispatching(here, patience=10.0) as slow:
+        plant(engine, frames=1)
+        here.runner.backlog.follow()
+        with engine.connect() as connection:
+            here.runner.backlog.note(connection.execute(text("SELECT pk_layer FROM layer")).scalars().all())
+        posting = a_posting(here)
 
-        def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
-            def step(*args: Any, **how: Any) -> Any:
-                steps.append(function)
-                answer = function(*args, **how)
-                now[0] += 9.0
-                prolonged.clear()
-                eventually(lambda: len(prolonged) > 1 or not slow.renewer.held(), 30)
-                return answer
+        def life() -> float | None:
+            return here.client.zscore("cue:board:clusters:claimed", posting)
 
-            return step
+        def renewed() -> None:
+            before = life()
+            slow.renewer.wake()
+            eventually(lambda: life() != before or not slow.renewer.held())
 
-        for place, names in {
-            HostFeed: ("follow", "refresh"),
-            BacklogFeed: ("follow", "read_portions"),
-            FramePermits: ("take",),
-            Ledger: ("book",),
-            cluster_pass: ("read_snapshot", "commit_plan", "launch_all"),
-        }.items():
-            for name in names:
-                monkeypatch.setattr(place, name, slowly(getattr(place, name)))
+        def pass_time(_: object) -> None:
+            now[0] += 9.0
+            renewed()  # which may have begun before
+            renewed()
+            given_up.append(slow.renewer.hangs)
 
-        # then it does its work
-        report = dispatch(slow, posting)
+        # when a pass needs several
+        with listening(engine, "begin", pass_time):
+            report = dispatch(slow, posting)
+
+    # then it does its work
+    assert given_up == 5 * [False]
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
-    assert len(steps) >= 9
 
 
 @contextmanager
@@ -448,11 +441,11 @@ POISON = ProgrammingError("SELECT", {}, Exception("a row that no query can read"
 
 
 def one_pass(here: Passes, dispatcher: Dispatcher, posting: str, error: Exception | None = None) -> dict[str, str]:
-    """End the cluster's cooldown, wake it and pass over it, which fails with the error; its posting afterwards."""
+    """End the cluster's cooldown, have a process that has just started wake it and pass over it, which fails with the
+    error; its posting afterwards."""
     for posted in here.postings.posted().values():
         here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
-    here.sweeper._active = frozenset()
-    here.sweeper.sweep()
+    Sweeper(here.engine, here.settings, here.postings).sweep()
     with failing_statements(here.engine, error) if error else nullcontext():
         dispatch(dispatcher, posting)
     return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
@@ -556,19 +549,20 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
     # given a cluster that was roused for a freed host a moment ago
-    monkeypatch.setattr(sweep, "pause_between_wakes", lambda clusters: 30.0 * clusters)
+    for bound in ("_SHORTEST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+        monkeypatch.setattr(sweep, bound, 30.0)
     assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
 
     # when the host is freed again, then the sweep asks to be told once more
-    assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 30
+    assert 0 < here.sweeper.sweep(wake_hosts=[host.id]).ask_again <= 30
     assert here.sweeper.sweep().ask_again == 0
     monkeypatch.undo()
     eventually(lambda: not here.sweeper.sweep(wake_hosts=[host.id]).ask_again)
 
 
 def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
-    pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 10, 20, 25, 1000)}
-    assert pauses == {0: 0.1, 1: 0.1, 10: 0.1, 20: 0.2, 25: 0.25, 1000: 0.25}
+    pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 8, 16, 20, 1000)}
+    assert pauses == {0: 0.1, 1: 0.1, 8: 0.1, 16: 0.2, 20: 0.25, 1000: 0.25}
 
 
 @pytest.mark.parametrize("fails", [False, True])

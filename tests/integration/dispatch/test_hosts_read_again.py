@@ -15,7 +15,7 @@ from opencue_sched.placement.host_cache import HostGroups, HostOrder
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from tests.kit.frozen_clock import Clock
-from tests.kit.gathering import cluster_of, rows_read
+from tests.kit.gathering import cluster_of, reads_by_table
 from tests.kit.values import make_need
 
 FRAMES = 40
@@ -63,11 +63,11 @@ def frames_there(feed: HostFeed, cluster: Cluster) -> int:
 
 def test_procs_are_read_only_where_they_are_asked_for(engine: Engine, running: tuple[HostIds, Cluster]) -> None:
     host = running[0].id
-    with engine.connect() as connection, rows_read(connection) as read:
+    with engine.connect() as connection, reads_by_table(connection) as read:
         (found,) = fetch_hosts_by_id(connection, [host], 3600, but_running=[host])
     assert (read["proc"], found.running) == ((0, 0), {})
     # then by an index or from end to end: on so small a farm both cost the same
-    with engine.connect() as connection, rows_read(connection) as read:
+    with engine.connect() as connection, reads_by_table(connection) as read:
         (found,) = fetch_hosts_by_id(connection, [host], 3600)
     assert any(read["proc"])
     assert sum(found.running.values()) == FRAMES

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import note_imported
@@ -20,9 +20,10 @@ from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
-from tests.kit.gathering import counted_statements
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
 from tests.kit.plans import plan, reasons, refuse_more_than
+from tests.kit.statements import listening
 
 JOBS, FRAMES_OF_A_JOB = 8, 5
 
@@ -150,7 +151,7 @@ def test_a_show_that_nobody_has_planned_yet_makes_the_next_plan_small() -> None:
 
 
 def test_a_commit_whose_second_try_comes_too_late_ran_out_of_time_as_well(engine: Engine, settings: Settings) -> None:
-    # Given a statement that is cancelled, and no time left once what it wrote is taken back
+    # Given a statement that is cancelled, and no time left after that
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
@@ -158,44 +159,51 @@ def test_a_commit_whose_second_try_comes_too_late_ran_out_of_time_as_well(engine
         procs = plan(farm, settings)
         facts = check_schema(connection)
     refuse_more_than(engine, 0, "57014")
-    with counted_statements(engine) as statements:
-
-        def clock() -> float:
-            return 9.0 if any("ROLLBACK TO SAVEPOINT" in statement for statement in statements) else 0.0
-
+    clock = Clock(0.0)
+    with listening(engine, "handle_error", lambda _: clock.advance(9.0)):
         result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
     assert (result.cancelled, reasons(result)) == (True, ["database_failure"])
 
 
 @pytest.mark.parametrize(
-    ("sqlstate", "late_after", "cancelled"),
+    ("late_after", "cancelled"),
     [
         # statements that take too long together, though none by itself does
-        ("00000", "UPDATE host", True),
+        ("hosts were changed", True),
         # a lock that is not granted, and no time for another try
-        ("55P03", "INSERT INTO proc", False),
+        ("a lock was refused", False),
         # other commits of this process for which it waits too long before it begins
-        ("00000", "", False),
+        ("it asked for its turn", False),
     ],
 )
 def test_a_commit_that_is_late_by_our_own_clock_ran_out_of_time_unless_it_waited_for_others(
-    engine: Engine, settings: Settings, sqlstate: str, late_after: str, cancelled: bool
+    engine: Engine, settings: Settings, late_after: str, cancelled: bool
 ) -> None:
-    # Given a plan, and a clock by which its time is over after a statement
+    # Given a plan, and a clock by which its time is over once something has happened
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
         farm.job()
         procs = plan(farm, settings)
         facts = check_schema(connection)
-    if sqlstate != "00000":
-        refuse_more_than(engine, 0, sqlstate)
-    with counted_statements(engine) as statements:
+        connection.exec_driver_sql("""
+            CREATE SEQUENCE changed;
+            CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN PERFORM nextval('changed'); RETURN NULL; END$$;
+            CREATE TRIGGER note AFTER UPDATE ON host FOR EACH STATEMENT EXECUTE FUNCTION note()""")
+    if late_after == "a lock was refused":
+        refuse_more_than(engine, 0, "55P03")
+    refused: list[object] = []
+    elsewhere = create_engine(engine.url, poolclass=NullPool)
 
-        def clock() -> float:
-            return 9.0 if not late_after or any(late_after in statement for statement in statements) else 0.0
+    def clock() -> float:
+        with elsewhere.connect() as connection:
+            changed = connection.exec_driver_sql("SELECT is_called FROM changed").scalar_one()
+        late = late_after == "it asked for its turn" or refused or (changed and late_after == "hosts were changed")
+        return 9.0 if late else 0.0
 
-        # When it is committed
+    # When it is committed
+    with listening(engine, "handle_error", refused.append):
         result = commit_plan(engine, procs, {}, settings, facts=facts, booked_at=0.0, clock=clock)
     # Then it is lost, and the next is half as large if it was too large for its time
     assert (result.cancelled, reasons(result)) == (cancelled, ["database_failure"])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import redis
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch import settle as settle_module
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.settle import SettleReport, booking_of, settle
 from opencue_sched.domain.caps import Vertices
@@ -35,7 +33,6 @@ from opencue_sched.rqd.kill import RunningFrameRef, Whereabouts, look
 from opencue_sched.rqd.launch import LaunchOutcome, LaunchRequest, launch_all, launch_requests
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.booking import fetch_launch_details
-from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import counted_statements, waiting_jobs
 from tests.kit.polling import eventually
@@ -57,14 +54,11 @@ class Booked:
     def requests(self, procs: Sequence[PlannedProc]) -> tuple[list[LaunchRequest], list[LaunchOutcome]]:
         return launch_requests(procs, self.details, self.settings)
 
-    def launch_and_settle(
-        self, channels: RqdChannels, undo: Callable[..., Collection[str]] = undo_bookings
-    ) -> SettleReport:
+    def launch_and_settle(self, channels: RqdChannels) -> SettleReport:
         requests, failed = self.requests(self.committed)
         assert not failed
         outcomes = launch_all(channels, requests)
-        with patch.object(settle_module, "undo_bookings", undo):
-            return settle(self.engine, self.ledger, channels, self.committed, outcomes)
+        return settle(self.engine, self.ledger, channels, self.committed, outcomes)
 
     def on(self, host_name: str) -> PlannedProc:
         (found,) = (it for it in self.committed if it.host.name == host_name)
@@ -201,18 +195,18 @@ def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
     assert launch_all(channels, [old])[0].error is None
     eventually(lambda: farm.host("sim0001").listed(proc.frame.id))
 
-    # when the new proc's launch is settled
-    running_when_undone: list[dict[str, str]] = []
-
-    def watched(connection: Connection, committed: Sequence[PlannedProc]) -> Collection[str]:
-        running_when_undone.append(farm.running())
-        return undo_bookings(connection, committed)
-
-    report = booked.launch_and_settle(channels, watched)
+    # when the new proc's launch is settled, and somebody has its frame locked
+    with ThreadPoolExecutor(1) as pool, booked.engine.begin() as other:
+        other.execute(text("SELECT 1 FROM frame WHERE pk_frame = :id FOR UPDATE"), {"id": proc.frame.id})
+        settling = pool.submit(booked.launch_and_settle, channels)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        eventually(lambda: other.execute(waiting).scalar(), what="an undoing that waits")
+        running = farm.running()
+        other.rollback()
+        report = settling.result()
 
     # then the leftover was gone before PostgreSQL was touched, and was not killed afterwards
     assert [it.proc_id for it, _ in report.compensated] == [proc.proc_id]
-    (running,) = running_when_undone
     assert proc.frame.id not in running
     assert booked.frame(proc) == ("WAITING", 299, None, 800)
     assert farm.runs(proc.frame.id)[0].killed
@@ -281,6 +275,15 @@ def test_nothing_is_freed_while_nobody_can_tell(
     eventually(lambda: proc.frame.id in farm.running())
 
 
+def refuse_to_delete(proc_id: str) -> str:
+    """SQL of a trigger that raises when this proc is deleted."""
+    return f"""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = '57014'; END$$;
+        CREATE TRIGGER refuse BEFORE DELETE ON proc FOR EACH ROW WHEN (OLD.pk_proc = '{proc_id}')
+        EXECUTE FUNCTION refuse()"""
+
+
 def test_a_compensation_postgresql_refuses_frees_nothing_and_holds_back_nobody(
     booked: Booked, channels: RqdChannels, farm: SimulatedFarm
 ) -> None:
@@ -288,13 +291,10 @@ def test_a_compensation_postgresql_refuses_frees_nothing_and_holds_back_nobody(
     farm.crash("sim0001")
     farm.crash("sim0002")
     stubborn, other = booked.on("sim0001"), booked.on("sim0002")
+    with booked.engine.begin() as connection:
+        connection.exec_driver_sql(refuse_to_delete(stubborn.proc_id))
 
-    def refusing(connection: Connection, committed: Sequence[PlannedProc]) -> Collection[str]:
-        if stubborn in committed:
-            raise OperationalError("UPDATE", {}, Exception("canceling statement due to statement timeout"))
-        return undo_bookings(connection, committed)
-
-    report = booked.launch_and_settle(channels, refusing)
+    report = booked.launch_and_settle(channels)
 
     # then only the other one is undone
     assert [it.proc_id for it, _ in report.compensated] == [other.proc_id]

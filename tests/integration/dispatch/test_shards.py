@@ -19,9 +19,11 @@ from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain import shards
 from opencue_sched.domain.clusters import Cluster
+from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.shards import Division, shard_of
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
+from opencue_sched.placement.host_cache import REREAD_SECONDS, HostGroups, HostOrder
 from opencue_sched.settings import Rqd, Settings
 from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
@@ -100,6 +102,20 @@ def test_a_freed_host_of_another_shard_costs_no_scan(fleet: Fleet) -> None:
     with fleet.here.counted() as count:
         fleet.sweepers["one"].sweep(wake_hosts=[fleet.host_of("two")])
     assert (count.statements, count.packets) == (0, 0)
+
+
+def test_hosts_that_come_free_cost_nothing_while_every_cluster_has_just_been_woken(fleet: Fleet) -> None:
+    # given a worker whose only cluster was woken for a freed host, and sleeps again
+    one, host = fleet.sweepers["one"], fleet.host_of("one")
+    fleet.put_to_rest(one.sweep())
+    fleet.put_to_rest(one.sweep(wake_hosts=[host]))
+    # when the host comes free again, then it has to wait, and nobody was asked for that
+    with fleet.here.counted() as count:
+        held = one.sweep(wake_hosts=[host])
+    assert (count.statements, count.packets, held.send) == (0, 0, ())
+    # and when the time is over that was said, the cluster is woken for it
+    fleet.clock.advance(held.ask_again)
+    assert sent(one.sweep(wake_hosts=[host])) == {"one"}
 
 
 def test_new_work_wakes_every_shard_each_by_its_worker(fleet: Fleet) -> None:
@@ -197,8 +213,15 @@ def rows_returned(engine: Engine) -> Iterator[list[int]]:
         event.remove(engine, "after_cursor_execute", note)
 
 
-def shown(feed: HostFeed) -> set[str]:
-    return {host_id for host_id in feed.cache._shown if any(feed.cache._groups_of(feed.cache._shown[host_id]))}
+def shown(fleet: Fleet, feed: HostFeed) -> dict[str, Host]:
+    """The hosts that passes over any shard find, by id."""
+    found: dict[str, Host] = {}
+    anything = Resources(cores=0, memory_kb=0)
+    (cluster,) = fleet.sweepers["one"].clusters
+    for shard in ("", *THREE):
+        groups = HostGroups(cluster.facility_id, cluster.tags, shard)
+        feed.cache.find(groups, anything, HostOrder(), lambda host: bool(found.update({host.id: host})))
+    return found
 
 
 def cluster_in(fleet: Fleet, shard: str) -> Cluster:
@@ -211,7 +234,7 @@ def test_a_worker_reads_the_hosts_of_the_shards_that_it_works_on_and_no_others(f
     feed = feed_of(fleet, "one")
     mine = {host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "one"}
     feed.refresh(cluster_in(fleet, "one"))
-    assert shown(feed) == mine
+    assert shown(fleet, feed).keys() == mine
 
     # when all hosts change, then its own are read again, and nothing is where only others did
     feed.follow()
@@ -220,7 +243,7 @@ def test_a_worker_reads_the_hosts_of_the_shards_that_it_works_on_and_no_others(f
     feed_of(fleet, "two").changed(set(fleet.host_ids))
     feed.note(fleet.host_ids)
     feed.follow()
-    assert {feed.cache._shown[host_id].idle_cores for host_id in mine} == {0}
+    assert {host.idle_cores for host in shown(fleet, feed).values()} == {0}
     feed_of(fleet, "two").changed(set(fleet.host_ids) - mine)
     with fleet.here.counted() as count:
         feed.follow()
@@ -233,14 +256,15 @@ def test_a_worker_takes_over_the_hosts_of_one_that_is_gone_and_gives_up_those_of
         fleet.division = division
         shard = "one" if division else ""
         feed.refresh(cluster_in(fleet, shard))
-        assert shown(feed) == {host_id for host_id in fleet.host_ids if shard_of(host_id, division) == shard}
+        mine = {host_id for host_id in fleet.host_ids if shard_of(host_id, division) == shard}
+        assert shown(fleet, feed).keys() == mine
 
 
 def test_a_message_of_another_shard_is_worked_on_with_that_shards_hosts(fleet: Fleet) -> None:
     feed = feed_of(fleet, "one")
     for shard in ("two", "three"):
         feed.refresh(cluster_in(fleet, shard))
-    assert shown(feed) == {
+    assert shown(fleet, feed).keys() == {
         host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "two" or shard_of(host_id, THREE) == "three"
     }
 
@@ -266,6 +290,28 @@ def test_a_farm_that_is_not_divided_is_read_again_by_the_one_worker_that_works_o
     assert sum(rows) == len(unlocked)
     assert len(working.cache) == len(unlocked)
     assert working.cache.idle_cores([cluster]) == 0
+
+
+@pytest.mark.parametrize("division", [(), TWO, THREE], ids=["one", "two", "three"])
+def test_a_round_reads_each_host_once_however_many_workers_there_are(fleet: Fleet, division: Division) -> None:
+    # Given workers of which each knows the hosts of all shards, by messages that came to it
+    fleet.division = division
+    clock = Clock()
+    feeds = {name: feed_of(fleet, name, clock=clock) for name in division or ("one",)}
+    for feed in feeds.values():
+        for shard in division or ("",):
+            feed.refresh(cluster_in(fleet, shard))
+        read_again(feed)
+    clock.advance(REREAD_SECONDS)
+    # When all of them read again what it is time for
+    read = {}
+    for name, feed in feeds.items():
+        with rows_returned(fleet.here.engine) as rows:
+            read_again(feed)
+        read[name] = sum(rows)
+    # Then each has read its own hosts, which are those of no other
+    assert read == {name: sum(shard_of(host, division) in ("", name) for host in fleet.host_ids) for name in feeds}
+    assert sum(read.values()) == len(fleet.host_ids)
 
 
 def test_what_a_worker_finds_of_its_own_shard_is_not_told_to_those_of_others(fleet: Fleet) -> None:

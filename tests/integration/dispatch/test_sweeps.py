@@ -223,12 +223,13 @@ def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_seco
 
     # but not one for new work, one for hosts for which it found none, or when it is too old
     assert scans(here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])) == 1
+    clock.advance(0.1)
     assert scans(here.sweeper.sweep(wake_hosts=["nobody"])) == 1
     clock.advance(1.1)
     assert scans(here.sweeper.sweep(wake_hosts=[host])) == 1
 
 
-def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
+def test_periodic_sweeps_scan_only_for_new_clusters_where_the_process_knows_what_waits(
     here: Passes, engine: Engine, clock: Clock
 ) -> None:
     # Given a sweeper of a process that knows where work waits, and a farm whose cluster does not sleep
@@ -240,10 +241,12 @@ def test_periodic_sweeps_scan_seldom_where_the_process_knows_what_waits(
     reports = [sweeper.sweep(may_nap=True) for _ in range(5)]
     assert [report.active for report in reports] == [1] * 5
     assert (scans(reports[0]), scans(*reports)) == (1, 1)
-    # And so does one after the clusters were read anew, or after a while
+    # And so does one after the clusters were read anew
     sweeper.reload()
     assert scans(sweeper.sweep(may_nap=True)) == 1
-    clock.advance(10)
+    clock.advance(here.settings.queue.cluster_reload_interval - 1)
+    assert scans(sweeper.sweep(may_nap=True)) == 0
+    clock.advance(1)
     assert scans(sweeper.sweep(may_nap=True)) == 1
 
 

@@ -254,6 +254,17 @@ def test_a_quarantined_job_is_not_booked_until_its_time_is_over(here: Passes, en
     assert running_layers(engine) == {good.layers[0].id, bad.layers[0].id}
 
 
+def test_a_cluster_is_looked_at_again_when_the_quarantine_of_its_next_job_is_over(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        jobs = farm.jobs([JobSpec([LayerSpec()]) for _ in range(2)])
+        for job, seconds in zip(jobs, (2000, 1000), strict=True):
+            quarantine_jobs(connection, {job.id: "a row that fails"}, seconds)
+        cluster = cluster_of(farm)
+
+    assert here.run([cluster])[0].look_again == pytest.approx(1000, abs=60)
+
+
 def ended(connection: Connection, frames: tuple[str, ...], *, status: int) -> None:
     connection.execute(
         text(

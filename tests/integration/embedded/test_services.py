@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -105,9 +106,20 @@ def test_a_temporary_directory_nobody_else_may_enter_is_left_alone(
         assert _modes(closed) == before
 
 
-def test_programs_below_a_closed_directory_are_copied_for_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "reachable_by_everyone", lambda _path: False)
+def test_programs_below_a_closed_directory_are_copied_for_an_unprivileged_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given the wheel's programs where nobody but their owner may go
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    package = services.bundled_installation().parent
+    for part in (package, package.with_name(f"{package.name}.libs")):
+        shutil.copytree(part, closed / part.name, symlinks=True)
+    monkeypatch.syspath_prepend(closed)
     monkeypatch.delenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", raising=False)  # a server of the system is copied by nobody
+    assert services.bundled_installation().is_relative_to(closed)
+
+    # when a server is started, then it runs, and a user who may not go there has programs of its own
     with EmbeddedPostgres() as server, _connection(server) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         assert cursor.fetchone() == (1,)

@@ -18,6 +18,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.worker.membership import Membership
 from tests.kit.environment import stores_of
+from tests.kit.frozen_clock import Clock
 
 QUEUES = ("cue:q:work:type:dispatch", "cue:q:work:type:sweep")
 FACILITIES = ("alpha", "beta", None)
@@ -66,16 +67,30 @@ def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings,
 
 
 def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(settings: Settings, redis_client: Redis) -> None:
-    keys, beat, gate = beat_keys("cue", None), LeaderScheduler(app=app, lazy=True), make_gate(settings)
+    keys, beat, clock = beat_keys("cue", None), LeaderScheduler(app=app, lazy=True), Clock()
+    other, beat.gate = make_gate(settings), make_gate(settings, clock=clock)
+    longer = settings.coordination.lease_ttl
+
+    def fence_shown() -> int:
+        clock.advance(longer)
+        beat.tick()
+        (actor,) = list_members(redis_client, "cue").of("beat")
+        return actor.fence
+
     with stores_of(settings):
-        beat._show(gate)
-    assert gate.renew() is not None
-    beat._show(gate)
-    view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
-    assert (view["fence"], view["instance"]) == (1, f"{settings.instance}-{gate.token[:8]}")
-    gate.resign()
-    beat._show(gate)
-    assert [actor.fence for actor in list_members(redis_client, "cue").of("beat")] == [0]
+        # while another leads
+        assert other.renew() == 1
+        assert fence_shown() == 0
+        # once it has resigned
+        other.resign()
+        assert fence_shown() == 2
+        view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
+        assert (view["fence"], view["instance"]) == (2, f"{settings.instance}-{beat.gate.token[:8]}")
+        # and when another leads again
+        redis_client.delete(keys.lease)
+        third = make_gate(settings)
+        assert third.renew() == 3
+        assert fence_shown() == 0
 
 
 def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):

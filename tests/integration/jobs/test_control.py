@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
@@ -134,7 +133,8 @@ def test_the_report_of_the_killed_process_may_come_first(engine: Engine, view: F
     view.assert_consistent()
 
 
-def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl, engine: Engine) -> None:
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl, engine: Engine, layer: int) -> None:
     # given a finished job whose second layer needed the first, frame by frame and as a whole
     run = start(view, LayerSpec(frames=1), LayerSpec(frames=1), running=1)
     with view.farm() as farm:
@@ -148,18 +148,21 @@ def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl
     assert view.job_state(run.job) == "FINISHED"
     view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE pk_frame = :f", f=run.job.frames[1])
 
-    # when the first frame is retried
-    locked: list[str] = []
-
-    def executed(*arguments: Any) -> None:
-        if "FROM layer_stat" in arguments[2] and "FOR NO KEY UPDATE" in arguments[2]:
-            locked[:] = arguments[3]["layers"].strip("{}").replace('"', "").split(",")
-        elif "UPDATE frame" in arguments[2]:
-            assert set(locked) == {layer.id for layer in run.job.layers}, "before a counter of theirs changes"
-
-    event.listen(engine, "before_cursor_execute", executed)
-    control.retry_frames([run.frames[0]], reason="test")
-    assert locked
+    # when the first frame is retried while another session has the counters of one of the layers
+    view.run_sql(
+        "CREATE SEQUENCE written; CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN PERFORM nextval('written'); RETURN NULL; END$$;"
+        " CREATE TRIGGER note BEFORE UPDATE ON frame FOR EACH STATEMENT EXECUTE FUNCTION note()"
+    )
+    counters = text("SELECT 1 FROM layer_stat WHERE pk_layer = :layer FOR NO KEY UPDATE")
+    with engine.connect() as other, ThreadPoolExecutor(1) as threads:
+        other.execute(counters, {"layer": run.job.layers[layer].id})
+        retried = threads.submit(control.retry_frames, [run.frames[0]], reason="test")
+        view.wait_for_waiters(1)
+        written = view.one("SELECT is_called FROM written").is_called
+        other.rollback()
+        retried.result(30)
+    assert not written, "no frame changes before the counters of all layers are locked"
 
     # then the second depends on it again, and the job is pending under its name
     assert view.states(run.job.frames) == ["WAITING", "DEPEND"]

@@ -104,7 +104,6 @@ def test_a_session_that_was_ended_is_not_lent_again(databases: Databases) -> Non
     lent = create_engine(used, connect_args={"application_name": TEST_SESSIONS})
     with lent.connect():
         pass
-    databases.keep_sessions(lent)
     lent.dispose()
     # When every session of the database is ended
     ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()"

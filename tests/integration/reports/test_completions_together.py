@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.completion_batcher import CompletionBatcher
+from opencue_sched.reports.completion_batcher import CompletionBatcher, CompletionRefused
 from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from tests.kit.counted import Counted
 from tests.kit.runs import FarmView
@@ -44,6 +44,16 @@ def test_the_same_few_messages_for_any_number_of_ends(view: FarmView, engine: En
         counts.append(len(sent))
     # then as many messages are sent
     assert counts[0] == counts[1] <= 6
+    view.assert_consistent()
+
+
+def test_a_column_that_is_widened_between_two_ends_costs_none(view: FarmView, engine: Engine) -> None:
+    # given ends that were written by statements which PostgreSQL keeps planned
+    reports = running(view, 6)
+    end(engine, reports[:3])
+    # when an upgrade gives the answers another type, then the next are written
+    view.run_sql("ALTER TABLE frame ALTER int_version TYPE bigint")
+    end(engine, reports[3:])
     view.assert_consistent()
 
 
@@ -93,6 +103,24 @@ def test_what_is_read_for_ends_does_not_grow_with_the_farm(view: FarmView, engin
     assert read[1] <= 1.2 * read[0]
 
 
+def test_what_is_read_for_ends_does_not_grow_with_frames_that_began_since_tables_were_analysed(
+    view: FarmView, engine: Engine
+) -> None:
+    # given a farm that PostgreSQL analysed while nothing ran
+    with view.farm() as farm:
+        farm.job([LayerSpec(frames=1600)])
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        # Entries of the rows of earlier tests are read as well.
+        connection.execute(text("VACUUM ANALYZE"))
+    # when all is started, and a few frames end
+    reports = running(view, 15)
+    view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
+    with rows_read(engine) as of_each:
+        end(engine, reports)
+    # then those are read by their ids
+    assert sum(of_each) < 1600
+
+
 def test_one_that_makes_us_fail_is_answered_with_the_error(engine: Engine) -> None:
     def fail() -> None:
         raise ValueError("a bug")
@@ -105,7 +133,7 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(engine: Engine) -> No
     with listening(engine, "before_cursor_execute", naming("frame-bad", fail)):
         batcher.start()
         # then its host alone is told of that
-        with pytest.raises(ValueError, match="a bug"):
+        with pytest.raises(CompletionRefused, match=r"frame-bad .* on host h .*: a bug"):
             bad.result(60)
         assert [end.result(60).verdict for end in (good, other)] == [RunVerdict.UNKNOWN] * 2
         batcher.stop(10)

@@ -7,7 +7,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
@@ -19,6 +19,7 @@ from opencue_sched.reports.run_ends import CompletedFrame, RunVerdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import Counters, WiderLocks
 from tests.kit.runs import FarmView, RecordedLedger, complete_frame, start
+from tests.kit.statements import listening
 
 
 def together(work: Sequence[Callable[[], object]]) -> list[object]:
@@ -184,9 +185,8 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
     first.execute(with_counts, {"l": run.job.layers[0].id})
 
     # when two completions meet at the lock of the layer's counter
-    statements: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
-    with ThreadPoolExecutor(2) as threads:
+    begun: list[int] = []
+    with ThreadPoolExecutor(2) as threads, listening(engine, "begin", lambda _: begun.append(threading.get_ident())):
         futures = [threads.submit(end_runs, Releaser(engine), [run.report(index)]) for index in (0, 1)]
         view.wait_for_waiters(2)
         transaction.rollback()
@@ -195,7 +195,7 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
 
     # then both are applied, and whichever came second started over to lock what it had not foreseen
     assert [each.outcomes[0].verdict for each in ended] == [RunVerdict.APPLIED, RunVerdict.APPLIED]
-    assert sum("FROM layer_stat WHERE" in statement for statement in statements) == 3
+    assert sum(thread != threading.get_ident() for thread in begun) == 3
     assert view.states(other.frames) == ["WAITING"]
     assert view.job_state(run.job) == "FINISHED"
     view.assert_consistent()

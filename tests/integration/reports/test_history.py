@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.reports import frame_history
-from opencue_sched.reports.frame_history import drain_history
+from opencue_sched.reports.frame_history import HISTORY_EVENTS, drain_history
 
 # Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
 _QUEUE = """
@@ -58,11 +57,10 @@ def count(engine: Engine, table: str) -> int:
         return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608
 
 
-def test_the_queue_is_drained_so_many_events_at_a_time(queue: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_history, "HISTORY_EVENTS", 20)
-    enqueue(queue, *[0] * 25)
-    assert [drain_history(queue) for _ in range(3)] == [(20, 0), (5, 0), (0, 0)]
-    assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
+def test_the_queue_is_drained_so_many_events_at_a_time(queue: Engine) -> None:
+    enqueue(queue, *[0] * (HISTORY_EVENTS + 5))
+    assert [drain_history(queue) for _ in range(3)] == [(HISTORY_EVENTS, 0), (5, 0), (0, 0)]
+    assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, HISTORY_EVENTS + 5)
 
 
 def test_an_event_that_fails_is_logged_and_keeps_no_other_in_the_queue(queue: Engine) -> None:

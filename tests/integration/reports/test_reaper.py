@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from pydantic import SecretStr
+from sqlalchemy import Engine, make_url, text
 
+from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports import reaper as module
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import ReaperReport, reap
 from opencue_sched.rqd.kill import Fate
-from opencue_sched.settings import Release
-from opencue_sched.store import lost_runs
+from opencue_sched.settings import Release, Settings
 from opencue_sched.store.lost_runs import UpkeepScope
 from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, ScriptedKiller, start
 
@@ -67,22 +68,33 @@ def test_a_silent_host_goes_down_and_its_frames_wait_again(
     view.assert_consistent()
 
 
+@pytest.fixture
+def long_running(settings: Settings, engine: Engine) -> Iterator[Engine]:
+    """The database, whose server has run for ten days by the clock that its sessions see."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION pg_postmaster_start_time() RETURNS timestamptz"
+                " LANGUAGE sql AS $$ SELECT now() - interval '10 days' $$"
+            )
+        )
+    ours_first = make_url(settings.sqlalchemy_url).update_query_dict({"options": "-csearch_path=public,pg_catalog"})
+    url = SecretStr(ours_first.render_as_string(hide_password=False))
+    made = make_engine(settings.model_copy(update={"database_url": url}))
+    yield made
+    made.dispose()
+
+
 def test_when_most_hosts_are_silent_it_waits_longer(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
+    long_running: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
     # given a PostgreSQL that has run for long, and a farm whose three hosts are all silent (our service was away)
-    def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> tuple[int, int, float]:
-        up, silent, _ = heard(connection, silent_after=silent_after, scope=scope)
-        return up, silent, 1e6
-
-    heard = lost_runs.hearing
-    monkeypatch.setattr(lost_runs, "hearing", hearing)
     run = start(view)
     with view.farm() as farm:
         for name in ("a", "b"):
             farm.host(name=name)
     changes = RecordedChanges()
-    reaper = partial(reap, Releaser(engine, Release(host_down_after=300), changes=changes), killer)
+    reaper = partial(reap, Releaser(long_running, Release(host_down_after=300), changes=changes), killer)
 
     # then five minutes of silence are not enough for any of them, but fifteen are
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '310 seconds'")

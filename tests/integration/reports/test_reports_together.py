@@ -10,6 +10,7 @@ import pytest
 from opencue_proto import report_pb2
 from sqlalchemy import Engine, text
 
+from opencue_sched.clients.postgres import reading
 from opencue_sched.clients.store_errors import describe
 from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.errors import InvalidInput
@@ -104,6 +105,21 @@ def test_one_bad_report_among_forty_costs_only_itself(view: FarmView, desk: Desk
     assert view.one("SELECT count(*) AS n FROM frame WHERE int_mem_used = 100000").n == 38
 
 
+@pytest.mark.parametrize("widened", ["layer ALTER int_timeout TYPE bigint", "host ALTER int_procs TYPE bigint"])
+def test_a_column_that_is_widened_between_two_reports_costs_none(view: FarmView, desk: Desk, widened: str) -> None:
+    # given hosts whose reports have been handled, by statements that PostgreSQL keeps planned
+    farm = crowd(view, 3)
+    assert [outcome.error for outcome in desk.statuses(farm.reports())] == [None] * 3
+    # when an upgrade gives the answers other types
+    view.run_sql(f"ALTER TABLE {widened}")
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 minute'")
+    outcomes = desk.statuses(farm.reports(rss=150_000))
+    # then each is handled
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert pinged(view) == {host.name for host in farm.hosts}
+    assert view.one("SELECT count(*) AS n FROM frame WHERE int_mem_used = 150000").n == 3
+
+
 def test_a_report_that_waited_too_long_kills_nothing_though_others_beside_it_do(view: FarmView, desk: Desk) -> None:
     # given three hosts with a process each that nobody owns, whose reports have waited for different times
     farm = crowd(view, 3)
@@ -186,11 +202,27 @@ def test_what_is_read_for_reports_does_not_grow_with_the_farm(view: FarmView, de
         with view.farm() as more:
             more.job([LayerSpec(frames=others)], show=more.show(f"others{others}"), name=f"others{others}")
         view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
-        view.run_sql("ANALYZE")
+        with reading(engine) as connection:
+            connection.execute(text("VACUUM ANALYZE"))  # entries of older versions would be read as well
         # when they report
         read.append(rows_read_for(engine, desk, farm.reports(rss=100_000 + others)))
     # then no more is read for it
     assert read[1] <= 1.2 * read[0]
+
+
+def test_what_is_read_for_reports_does_not_grow_with_frames_that_began_since_tables_were_analysed(
+    view: FarmView, desk: Desk, engine: Engine
+) -> None:
+    # given a farm that PostgreSQL analysed while nothing ran
+    with view.farm() as other:
+        other.job([LayerSpec(frames=1600)], name="other")
+    with reading(engine) as connection:
+        connection.execute(text("VACUUM ANALYZE"))
+    # when all is started, and two hosts report
+    farm = crowd(view, 2, frames=2)
+    view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE str_state = 'WAITING'")
+    # then what they run is read by its ids
+    assert rows_read_for(engine, desk, farm.reports(rss=100_000)) < 1600
 
 
 def test_the_memory_of_each_host_goes_as_far_as_its_own(view: FarmView, desk: Desk) -> None:

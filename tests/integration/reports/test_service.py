@@ -23,6 +23,7 @@ from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.kit.counted import Counted
+from tests.kit.listening import nobody_hears
 from tests.kit.polling import eventually
 from tests.kit.relay import Relay
 from tests.kit.reported_hosts import GB, render_host
@@ -151,6 +152,41 @@ def test_messages_that_cannot_be_read_are_counted_and_told_once_a_minute_and_pee
             eventually(lambda: service.count["host_report"] == 1)
 
 
+def startup(name: str) -> report_pb2.RqdReportRqdStartupRequest:
+    return report_pb2.RqdReportRqdStartupRequest(boot_report=report_pb2.BootReport(host=render_host(name=name)))
+
+
+def test_a_boot_report_is_kept_while_the_database_is_away(
+    engine: Engine, view: FarmView, stub: Any, service: ReportService
+) -> None:
+    with view.farm() as farm:
+        farm.alloc()
+    beside = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with beside.connect() as connection, nobody_hears(connection):
+        stub.ReportRqdStartup(startup("node1"), timeout=20)
+        eventually(lambda: service.count["report_failed"] >= 1)
+        assert service.count["boot_report"] == 0
+    eventually(lambda: service.count["boot_report"] == 1)
+    assert [row.str_name for row in view.rows("SELECT str_name FROM host")] == ["node1"]
+
+
+def test_a_boot_report_that_the_database_refuses_is_not_kept(view: FarmView, stub: Any, service: ReportService) -> None:
+    # given a database that takes no host of one name
+    with view.farm() as farm:
+        farm.alloc()
+    view.run_sql("ALTER TABLE host ADD CONSTRAINT refused CHECK (str_name <> 'node1')")
+    # when that host boots, and reports once the database would take it
+    with capture_logs() as said:
+        stub.ReportRqdStartup(startup("node1"), timeout=20)
+        eventually(lambda: service.count["report_failed"] == 1)
+    view.run_sql("ALTER TABLE host DROP CONSTRAINT refused")
+    stub.ReportStatus(status("node1"), timeout=20)
+    eventually(lambda: service.count["host_report"] == 1)
+    # then the refusal was said once, and the report of the boot is gone
+    assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
+    assert (service.count["report_failed"], service.count["boot_report"]) == (1, 0)
+
+
 def test_many_completions_at_once(view: FarmView, stub: Any, service: ReportService) -> None:
     run = start(view, LayerSpec(frames=40), running=40, cores=0.25, memory_gb=0.5)
     calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(40)]
@@ -264,11 +300,57 @@ def test_hosts_that_vanish_within_their_reports_keep_no_other_waiting(
         stub_of(service) as stub,
     ):
         # given more hosts than threads of which nothing comes after the beginning of a report
-        for _ in range(8):
-            vanished.enter_context(begin_call(service.port, "/report.RqdReportInterface/ReportStatus"))
-        # when another one reports, then it is answered, and its report is handled
+        for call in ("ReportStatus", "ReportRunningFrameCompletion"):
+            for _ in range(8):
+                vanished.enter_context(begin_call(service.port, f"/report.RqdReportInterface/{call}"))
+        # when another one reports, then it is answered, and its reports are handled
         stub.ReportStatus(status("good"), timeout=30)
         eventually(lambda: service.count["host_report"] == 1)
+        nobody = report_pb2.RunningFrameInfo(resource_id="p", frame_id="f")
+        ended = report_pb2.FrameCompleteReport(frame=nobody, host=render_host(name="good"))
+        request = report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=ended)
+        stub.ReportRunningFrameCompletion(request, timeout=30)
+        assert service.count["completion_unknown"] == 1
+
+
+def test_a_completion_that_waits_for_too_long_is_refused_and_kept(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANSWER_SECONDS", 0.5)
+    run = start(view)
+    with running_service(settings, engine, ledger) as service, stub_of(service) as stub, engine.connect() as somebody:
+        # given a frame that somebody has locked
+        somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
+        # when its end waits for longer than an answer may take
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ReportRunningFrameCompletion(completion(run), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert "kept for later" in refused.value.details()  # type: ignore[attr-defined]
+        assert view.states(run.frames) == ["RUNNING"]
+        # then it is applied once the frame is free
+        somebody.rollback()
+        eventually(lambda: view.states(run.frames) == ["SUCCEEDED"])
+
+
+def test_of_too_many_completions_those_that_come_last_are_kept_and_not_answered(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MOST_CALLS", 2)
+    run = start(view, LayerSpec(frames=3), running=3, cores=0.5, memory_gb=0.5)
+    with running_service(settings, engine, ledger) as service, stub_of(service) as stub, engine.connect() as somebody:
+        # given as many completions as may wait, of frames that somebody has locked
+        somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
+        calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=60) for index in range(2)]
+        eventually(lambda: service.completions.waiting == 2)
+        # when another one comes, then its call does not wait
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ReportRunningFrameCompletion(completion(run, 2), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        # and it is applied like the others
+        somebody.rollback()
+        for call in calls:
+            call.result()
+        eventually(lambda: view.states(run.frames) == ["SUCCEEDED"] * 3)
 
 
 def test_a_completion_whose_caller_has_gone_is_applied_and_harms_no_other(
@@ -316,6 +398,24 @@ def test_a_completion_with_more_memory_than_any_host_has_is_refused(view: FarmVi
         stub.ReportRunningFrameCompletion(request, timeout=20)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert view.states(run.frames) == ["RUNNING"]
+
+
+def test_a_completion_that_the_database_refuses_is_answered_with_what_is_wrong_and_where(
+    view: FarmView, stub: Any
+) -> None:
+    # given a frame whose row the database does not let end
+    run = start(view)
+    view.run_sql("ALTER TABLE frame ADD CONSTRAINT endless CHECK (str_state = 'RUNNING') NOT VALID")
+    # when its RQD tells of its end
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ReportRunningFrameCompletion(completion(run), timeout=20)
+    # then the answer names constraint, frame and host, and nothing of what we send to the database
+    answer: Any = refused.value
+    assert answer.code() is grpc.StatusCode.INTERNAL
+    for name in ("endless", run.frames[0], run.host.name):
+        assert name in answer.details()
+    assert "UPDATE" not in answer.details()
+    assert len(answer.details()) < 500
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from opencue_sched.rqd.launch import LaunchRequest, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import for_another_proc, request
 from tests.kit.polling import eventually
+from tests.kit.slow_rqd import slow_rqd
+from tests.kit.wording import lacks
 
 
 def started(farm: SimulatedFarm, channels: RqdChannels) -> LaunchRequest:
@@ -133,6 +135,41 @@ def test_an_rqd_that_refuses_the_kill_of_what_it_runs_is_not_out_of_reach(
     assert "FAILED_PRECONDITION" in why
 
 
+def test_an_rqd_that_is_asked_for_the_last_time_has_a_fair_time_to_answer(
+    farm: SimulatedFarm, channels: RqdChannels
+) -> None:
+    """The last look begins when the time of the caller is all but over."""
+    # given a frame that is being set up on a host that needs a while for each answer
+    farm.behave(setup_seconds=3600.0)
+    launch = request("sim0001")
+    launch_all(channels, [launch])
+    with (
+        slow_rqd(farm.addresses["sim0001"], needs_seconds=0.2) as address,
+        RqdChannels(Rqd(addresses={"sim0001": address}, timeout=20.0)) as slowly,
+    ):
+        fate, why = kill_and_confirm(slowly, launch.ref, reason="test", timeout=0.5)
+
+    # then what it says is told to the end
+    assert fate is Fate.UNCONFIRMED
+    assert "setting a frame up" in why
+
+
+def test_an_rqd_that_answered_at_first_is_not_out_of_reach(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    # given a frame that is being set up on a host that answers once
+    farm.behave(setup_seconds=3600.0)
+    launch = request("sim0001")
+    launch_all(channels, [launch])
+    with (
+        slow_rqd(farm.addresses["sim0001"], answers=1) as address,
+        RqdChannels(Rqd(addresses={"sim0001": address}, timeout=20.0)) as once,
+    ):
+        fate, why = kill_and_confirm(once, launch.ref, reason="test", timeout=3.0)
+
+    # then nobody takes the frame for one of a host that is gone
+    assert fate is Fate.UNCONFIRMED
+    assert "its RQD does not answer" in why
+
+
 def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
     """Not within rqd.timeout, which is longer here than any test may take."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -155,23 +192,24 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     farm: SimulatedFarm, connect: Callable[..., RqdChannels]
 ) -> None:
     # given a host without power, and one whose frames take their time to die
-    channels = connect(timeout=1.5)
     running = request("sim0002")
-    launch_all(channels, [running])
+    launch_all(connect(), [running])
     eventually(lambda: farm.host("sim0002").listed(running.ref.frame_id))
     farm.crash("sim0001")
     farm.behave("sim0002", kill_seconds=60.0)
     told: list[tuple[str, str, str]] = []
-    killer = RqdKiller(channels, notify=lambda *words: told.append(words))
+    killer, patient = (
+        RqdKiller(connect(**times), notify=lambda *words: told.append(words)) for times in ({"timeout": 1.5}, {})
+    )
 
     # then only what is known not to run may be given away
     assert killer.stop("sim0001", "any", "proc", "test") is Fate.UNREACHABLE
     assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is Fate.UNCONFIRMED
-    assert killer.stop("sim0002", "any", "proc", "test") is Fate.NOT_RUNNING
+    assert patient.stop("sim0002", "any", "proc", "test") is Fate.NOT_RUNNING
     # and of the others is told where they run, and why it is not known that they do not
     assert [where for _, where, _ in told] == [f"{name} ({farm.addresses[name]})" for name in ("sim0001", "sim0002")]
-    assert told[0][2].startswith("its RQD does not answer (UNAVAILABLE: ")
+    assert not lacks(told[0][2], "does not answer", "UNAVAILABLE")
     assert told[1][2] == "its RQD still runs it"
     # and who could not be asked is told apart
     assert not killer.ask("sim0001", "any", "test")
-    assert killer.ask("sim0002", running.ref.frame_id, "test")
+    assert patient.ask("sim0002", running.ref.frame_id, "test")

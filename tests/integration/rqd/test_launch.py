@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import grpc
 import pytest
 
 from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from opencue_sched.rqd import channels as channels_module
-from opencue_sched.rqd import launch
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchOutcome, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import for_another_proc, request
 from tests.kit.polling import eventually
+from tests.kit.unclear_rqd import unclear_rqd
 
 LAUNCHED, FAILED, UNKNOWN = "launched", "failed", "unknown"
 
@@ -63,8 +63,8 @@ def test_a_host_that_is_down_fails_for_sure_and_only_its_first_frame_is_tried(
     assert all(
         error is not None and not error.outcome_unknown and str(error).startswith("sim0002: ") for error in errors
     )
-    assert "asked for its name, it did not answer" in str(errors[0])
-    assert "did not take the frame before it" in str(errors[2])
+    # and those behind the first say something else: they were not tried
+    assert str(errors[0]) != str(errors[1]) == str(errors[2])
 
 
 def test_a_refusal_is_tried_once_more(farm: SimulatedFarm, channels: RqdChannels) -> None:
@@ -84,27 +84,27 @@ def test_a_second_refusal_is_final_and_keeps_rqds_words(farm: SimulatedFarm, cha
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "state", "sends", "runs"),
-    [
-        ({"refusal": "no words of RQD's", "refusals_left": 1}, LAUNCHED, 2, 1),
-        ({"refusal": "no words of RQD's"}, FAILED, 2, 0),
-        ({"launch_answer": Answer.CUT_OFF}, LAUNCHED, 1, 1),
-    ],
+    "code",
+    [grpc.StatusCode.UNKNOWN, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS],
+    ids=lambda code: code.name,
+)
+@pytest.mark.parametrize(
+    ("starts", "state", "sends", "runs"),
+    [([False], LAUNCHED, 2, 1), ([False, False], FAILED, 2, 0), ([True], LAUNCHED, 1, 1)],
     ids=["absent-then-sent-again", "absent-twice", "runs-already"],
 )
 def test_after_an_unclear_answer_rqd_is_asked_and_an_absent_frame_sent_once_more(
-    farm: SimulatedFarm,
-    channels: RqdChannels,
-    monkeypatch: pytest.MonkeyPatch,
-    behaviour: dict[str, Any],
-    state: str,
-    sends: int,
-    runs: int,
+    farm: SimulatedFarm, code: grpc.StatusCode, starts: list[bool], state: str, sends: int, runs: int
 ) -> None:
-    """As INTERNAL, ABORTED and UNKNOWN are read; the simulated hosts end a call with other codes."""
-    monkeypatch.setattr(launch, "classify", lambda _code, _details: launch.Answer.UNCLEAR)
-    farm.behave("sim0001", **behaviour)
-    (outcome,) = launch_all(channels, [request("sim0001")])
+    # given a host that ends launches in an error, whether their frame runs or not
+    with (
+        unclear_rqd(farm.addresses["sim0001"], code, starts) as address,
+        RqdChannels(Rqd(addresses={"sim0001": address}, timeout=20.0)) as channels,
+    ):
+        # when a frame is launched there
+        (outcome,) = launch_all(channels, [request("sim0001")])
+
+    # then it was sent again only where it did not run, and runs once at most
     assert ends([outcome]) == [(state, sends)]
     assert len(farm.runs()) == runs
     assert farm.violations() == []

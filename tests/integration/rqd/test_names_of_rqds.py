@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from opencue_sched.rqd.launch import Answer, classify, launch_all
 from opencue_sched.settings import Rqd
 from tests.kit.launches import request
 from tests.kit.polling import eventually
+from tests.kit.served_rqd import served_rqd
 
 
 @pytest.fixture
@@ -147,21 +147,18 @@ def test_a_host_that_does_not_tell_its_name_gets_no_frames(farm: SimulatedFarm) 
             self.launched += 1
             return rqd_pb2.RqdStaticLaunchFrameResponse()
 
-    rqd, server = Unnamed(), grpc.server(ThreadPoolExecutor(2))
-    rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(rqd, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        with RqdChannels(Rqd(addresses={"sim0001": address}, timeout=5.0)) as channels:
-            # when a frame is launched, and another killed there
-            (outcome,) = launch_all(channels, [request("sim0001")])
-            # then neither is sent, for certain, and the host is left alone
-            assert (outcome.sends, rqd.launched) == (0, 0)
-            assert "asked for its name, it did not answer (UNKNOWN: " in str(outcome.error)
-            assert not RqdKiller(channels).ask("sim0001", "frame", "test")
-            assert Refusals().blame([outcome]).hosts == {"sim0001"}
-    finally:
-        server.stop(None)
+    rqd = Unnamed()
+    with (
+        served_rqd(rqd) as address,
+        RqdChannels(Rqd(addresses={"sim0001": address}, timeout=5.0)) as channels,
+    ):
+        # when a frame is launched, and another killed there
+        (outcome,) = launch_all(channels, [request("sim0001")])
+        # then neither is sent, for certain, and the host is left alone
+        assert (outcome.sends, rqd.launched) == (0, 0)
+        assert "asked for its name, it did not answer (UNKNOWN: " in str(outcome.error)
+        assert not RqdKiller(channels).ask("sim0001", "frame", "test")
+        assert Refusals().blame([outcome]).hosts == {"sim0001"}
 
 
 def test_a_host_whose_name_led_to_another_machine_is_found_once_it_leads_to_its_own() -> None:

@@ -24,8 +24,9 @@ from opencue_sched.store.backlog import (
 from opencue_sched.store.pending import fetch_shares
 from opencue_sched.store.schema import check_schema
 from tests.kit.databases import Databases
-from tests.kit.gathering import counted_statements, rows_read, with_start_times
+from tests.kit.gathering import counted_statements, reads_by_table, with_start_times
 from tests.kit.limits import has_types
+from tests.kit.statements import counted_rows
 
 _READ_FOR_PLANS = 16
 """PostgreSQL looks at the ends of an index while it plans: so many rows of a table at most."""
@@ -149,7 +150,6 @@ def test_a_layer_that_cannot_run_until_somebody_acts_is_not_listed(engine: Engin
 
         connection.execute(text(change))
 
-        facts = check_schema(connection)
         named: list[dict[str, Any]] = [
             {},
             {"layer_ids": [job.layers[0].id]},
@@ -157,7 +157,7 @@ def test_a_layer_that_cannot_run_until_somebody_acts_is_not_listed(engine: Engin
             {"show_ids": [job.show.id]},
         ]
         assert [listed(connection, **which) for which in named] == [BacklogRows([], [])] * 4
-        assert fetch_versions(connection, facts, facilities=None, buckets=ALL_BUCKETS) == []
+        assert fetch_versions(connection, facilities=None, buckets=ALL_BUCKETS) == []
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,12 @@ def test_only_work_of_the_facilities_asked_for_is_listed(engine: Engine) -> None
         farm = Farm(connection)
         there = farm.facility("there")
         here, away = farm.jobs([JobSpec([LayerSpec()]), JobSpec([LayerSpec()], facility_id=there)])
-        facts = check_schema(connection)
 
         for facilities, jobs in (([there], [away]), ([farm.facility()], [here]), (None, [here, away])):
             wanted = {job.layers[0].id for job in jobs}
             assert layer_ids(listed(connection, facilities=facilities)) == wanted
             assert layer_ids(listed(connection, facilities=facilities, job_ids=[here.id, away.id])) == wanted
-            versions = fetch_versions(connection, facts, facilities=facilities, buckets=ALL_BUCKETS)
+            versions = fetch_versions(connection, facilities=facilities, buckets=ALL_BUCKETS)
             assert {version.layer_id for version in versions} == wanted
 
 
@@ -273,7 +272,7 @@ def test_a_database_without_start_times_has_none(engine: Engine) -> None:
         facts = replace(check_schema(connection), has_start_after=False)
 
         (waiting,) = fetch_layers(connection, facts, facilities=None).layers
-        (version,) = fetch_versions(connection, facts, facilities=None, buckets=ALL_BUCKETS)
+        (version,) = fetch_versions(connection, facilities=None, buckets=ALL_BUCKETS)
         (portion,) = fetch_portions(connection, facts, {job.layers[0].id: 5})
 
     assert waiting.layer.starts_at is None
@@ -308,7 +307,7 @@ def test_a_version_is_another_when_something_kept_changed(engine: Engine, change
     # Then its version is another, and the same to both readers
     with engine.begin() as connection:
         after = {job.id: version_of(connection, job.layers[0].id) for job in (changed, other)}
-        versions = fetch_versions(connection, check_schema(connection), facilities=None, buckets=ALL_BUCKETS)
+        versions = fetch_versions(connection, facilities=None, buckets=ALL_BUCKETS)
     assert after[changed.id] != before[changed.id]
     assert after[other.id] == before[other.id]
     assert {version.layer_id: version.version for version in versions} == {
@@ -328,27 +327,47 @@ def test_what_passes_change_all_the_time_leaves_the_version_alone(engine: Engine
         connection.execute(text("UPDATE layer_usage SET int_frame_success_count = 1, int_clock_time_success = 5"))
 
         assert version_of(connection, layer) == before
-        found = fetch_versions(connection, check_schema(connection), facilities=None, buckets=ALL_BUCKETS)
-    assert [tuple(version) for version in found] == [(layer, 2, before)]
+        found = fetch_versions(connection, facilities=None, buckets=ALL_BUCKETS)
+    assert [tuple(version) for version in found] == [(layer, job.id, 2, before)]
 
 
-def test_versions_come_by_bucket(engine: Engine) -> None:
+def test_versions_come_by_the_bucket_of_the_job(engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
-        ids = {layer.id for job in farm.jobs([JobSpec([LayerSpec()] * 5)] * 8) for layer in job.layers}
-        facts = check_schema(connection)
-        some = {bucket_of(layer_id) for layer_id in sorted(ids)[:10]}
+        jobs = farm.jobs([JobSpec([LayerSpec()] * 5)] * 8)
+        job_of = {layer.id: job.id for job in jobs for layer in job.layers}
+        some = {bucket_of(job.id) for job in jobs[:2]}
 
         found = [
-            {
-                version.layer_id
-                for version in fetch_versions(connection, facts, facilities=None, buckets=frozenset(buckets))
-            }
+            {version.layer_id for version in fetch_versions(connection, facilities=None, buckets=frozenset(buckets))}
             for buckets in (some, ALL_BUCKETS - some, ALL_BUCKETS, ())
         ]
 
-    of_some = {layer_id for layer_id in ids if bucket_of(layer_id) in some}
-    assert found == [of_some, ids - of_some, ids, set()]
+    of_some = {layer_id for layer_id, job_id in job_of.items() if bucket_of(job_id) in some}
+    assert found == [of_some, job_of.keys() - of_some, job_of.keys(), set()]
+
+
+def test_versions_of_some_buckets_cost_no_more_than_their_layers(engine: Engine) -> None:
+    # Given twenty jobs of ten layers, a quarter of which is one worker's, and a job whose layers are done
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        jobs = farm.jobs([JobSpec([LayerSpec()] * 10)] * 20)
+        done = farm.job([LayerSpec()] * 200)
+        finish = text("UPDATE job SET str_state = 'FINISHED' WHERE pk_job = :job")
+        connection.execute(finish, {"job": done.id})
+    quarter = {bucket_of(job.id) for job in jobs[:5]}
+    layers = 10 * sum(bucket_of(job.id) in quarter for job in jobs)
+    # When the versions of no job, of those, and of all are read
+    rows = []
+    for buckets in (frozenset(), quarter, ALL_BUCKETS):
+        with engine.begin() as connection:
+            before = counted_rows(connection)
+            fetch_versions(connection, facilities=None, buckets=buckets)
+            rows.append(counted_rows(connection) - before)
+    # Then each layer costs the same few rows, and no other layer any
+    jobs_alone, of_quarter, of_all = rows
+    assert jobs_alone < 200 < of_all - jobs_alone < 4 * 200
+    assert of_quarter - jobs_alone == pytest.approx((of_all - jobs_alone) * layers / 200, rel=0.2)
 
 
 # Rows that make no sense
@@ -369,6 +388,7 @@ def test_a_bad_layer_costs_itself_alone(engine: Engine, column: str) -> None:
     assert layer_ids(found) == {good.id}
     (bad,) = found.bad
     assert (bad.job_id, bad.layer_id, bad.show_id, bad.waiting) == (job.id, odd.id, job.show.id, 3)
+    assert (bad.facility_id, bad.tags) == (found.layers[0].job.facility_id, found.layers[0].layer.tags)
     assert bad.why == f"layer {odd.id}: {column} is {2**55}, more than there can be"
 
 
@@ -617,7 +637,7 @@ def analyze(engine: Engine) -> None:
 @pytest.mark.parametrize("uncounted", [(), (7,)])
 def test_a_portion_costs_its_frames_however_many_wait(filled: Filled, uncounted: tuple[int, ...]) -> None:
     wanted = {layer.id: 20 for job in filled.jobs[:50] for layer in job.layers}
-    with filled.engine.begin() as connection, rows_read(connection) as read:
+    with filled.engine.begin() as connection, reads_by_table(connection) as read:
         found = portions_of(connection, wanted, uncounted=uncounted)
 
     assert len(found) == 200
@@ -630,7 +650,7 @@ def test_a_portion_costs_its_frames_however_many_wait(filled: Filled, uncounted:
 @pytest.mark.parametrize("count", [1, 300])
 @pytest.mark.parametrize("by", ["layer", "job", "show"])
 def test_what_is_named_costs_no_more_the_more_waits(filled: Filled, by: str, count: int) -> None:
-    with filled.engine.begin() as connection, rows_read(connection) as read:
+    with filled.engine.begin() as connection, reads_by_table(connection) as read:
         if by == "layer":
             found = listed(connection, layer_ids=[layer.id for job in filled.jobs for layer in job.layers][:count])
         elif by == "job":

@@ -13,7 +13,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.errors import RqdFailure
 from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id, full_names
-from tests.kit.gathering import counted_statements, rows_read
+from tests.kit.gathering import counted_statements, reads_by_table
 
 KB_PER_GB = 1024 * 1024
 STALENESS = 120.0
@@ -213,7 +213,7 @@ def test_of_a_full_host_and_an_idle_one_no_proc_is_read(engine: Engine) -> None:
         farm.run(layer.frames[:2], full)
         farm.run(layer.frames[2:], busy)
 
-        with rows_read(connection) as read:
+        with reads_by_table(connection) as read:
             hosts = fetch_hosts_by_id(connection, [full.id, idle.id], STALENESS)
         assert read["proc"] == (0, 0)
         assert {host.id: (host.idle_cores, host.running) for host in hosts} == {full.id: (0, {}), idle.id: (8, {})}
@@ -257,7 +257,7 @@ def test_hosts_named_by_id_cost_no_more_the_more_there_are(engine: Engine, analy
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("ANALYZE"))
 
-    with engine.begin() as connection, rows_read(connection) as read:
+    with engine.begin() as connection, reads_by_table(connection) as read:
         hosts = fetch_hosts_by_id(connection, ids[:100], STALENESS)
 
     assert len(hosts) == 100

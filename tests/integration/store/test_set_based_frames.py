@@ -97,8 +97,18 @@ def test_a_function_that_was_put_back_is_noticed(engine: Engine, known: KnownTex
 def test_what_stands_in_the_way_is_named(engine: Engine, known: KnownTexts, statement: str, why: str) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement))
+        before = read_catalog(connection)
         with pytest.raises(SchedulerError, match=why):
             switch_on(connection, known)
+        assert read_catalog(connection) == before
+
+
+def test_it_waits_for_nobody_who_has_the_table(engine: Engine, known: KnownTexts) -> None:
+    with engine.begin() as other, engine.begin() as connection:
+        other.execute(text("LOCK TABLE frame IN ACCESS EXCLUSIVE MODE"))
+        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        switch_on(connection, known)
+        assert len(switch_off(connection)) == 2
 
 
 @pytest.fixture

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count, cycle
+from functools import partial
 
 import pytest
 import redis
 from celery import Celery
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.coordination.change_log import HostChanges
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, JobSpec, LayerSpec, ShowIds
-from opencue_sched.placement.backlog import MOST_FRAMES_OF_A_PORTION
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
@@ -31,6 +31,8 @@ from tests.kit.tasks import run_task
 FIRST_CORES, CORES = 240, 20
 """Of the farm that the worker fills first, and of what of that goes on ending."""
 FAILED = 1
+NEXT_FRAMES = 200
+"""A frame that is retried is among so many of its layer that are started next."""
 
 
 @dataclass
@@ -71,6 +73,11 @@ class AtWork:
 
         eventually(enough, 20, f"{frames} frames that run")
 
+    def knows_cap(self, job: JobIds, cores: int) -> bool:
+        """Whether the counters have this cap for the job."""
+        key = keys.job(job.id)
+        return self.process.ledger.caps([key])[key].max_cores == cores
+
     def ends(self, *completed: CompletedFrame) -> None:
         changes = HostChanges(self.process.client, "cue")
         for run in completed:
@@ -87,7 +94,8 @@ def at_work(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
         farm.host(cores=FIRST_CORES, memory_gb=4 * FIRST_CORES, hostname_tag=False)
         note_imported(redis_client, managed_show_versions(connection))
     app = Celery("at-work", broker="memory://", set_as_current=False)
-    process = Process(settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)}), app)
+    by_rank = settings.queue.model_copy(update={"priority_draw": 0.0, "layer_host_share": False})
+    process = Process(settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": by_rank}), app)
     process.listen()
     eventually_listen(engine)
     yield AtWork(process, engine, show)
@@ -113,34 +121,30 @@ def test_a_retried_frame_of_a_long_layer_is_among_the_next_that_are_started(at_w
             break
         started += len(others)
         # then it is among the next of the layer
-        assert started <= MOST_FRAMES_OF_A_PORTION
+        assert started <= NEXT_FRAMES
 
 
-def test_a_job_that_is_lowered_has_its_new_place_when_that_is_heard(at_work: AtWork) -> None:
+def test_a_job_that_is_lowered_has_its_new_place_with_the_first_pass_after_that_is_heard(at_work: AtWork) -> None:
     # given a farm full of frames of the first of two jobs
     first, second = at_work.jobs(
         *(JobSpec([LayerSpec(frames=2_000)], show=at_work.show, priority=100, os=None) for _ in range(2))
     )
     at_work.books(FIRST_CORES)
-    steps = count(start=99, step=-1)
 
-    def goes_to(job: JobIds) -> bool:
-        """Whether what is freed is the job's alone."""
-        before = at_work.running()
-        at_work.ends(next(iter(before.values())))
-        at_work.books(FIRST_CORES)
-        return at_work.running().keys() - before <= set(job.frames)
-
-    def heard(lower: JobIds, other: JobIds) -> bool:
-        """Whether what is freed goes to the other job before all that waits is listed anew, as it is every 10 s."""
-        began = time.monotonic()
+    for priority, lowered, other in ((99, first, second), (98, second, first), (97, first, second)):
+        # when one is lowered below the other, and the worker has heard of it, of which its new cap tells
         at_work.execute(
-            "UPDATE job_resource SET int_priority = :new WHERE pk_job = :job", new=next(steps), job=lower.id
+            "UPDATE job_resource SET int_priority = :new, int_max_cores = :cap WHERE pk_job = :job",
+            new=priority,
+            cap=CENTICORES_PER_CORE * (1_000 + priority),
+            job=lowered.id,
         )
-        eventually(lambda: goes_to(other), what="frames of the job that comes first")
-        return at_work.process.backlog.age_seconds() > time.monotonic() - began
+        eventually(partial(at_work.knows_cap, lowered, 1_000 + priority), 20, "a cap that was heard of")
 
-    # when one is lowered below the other, and that one below it again, then the worker knows by what it hears
-    turns = cycle(((first, second), (second, first)))
-    for _ in range(3):
-        eventually(lambda: heard(*next(turns)), what="a change that no listing found")
+        # then whatever comes free from now on is the other's
+        before = at_work.running()
+        at_work.ends(*list(before.values())[:CORES])
+        at_work.books(FIRST_CORES)
+        started = at_work.running().keys() - before.keys()
+        assert len(started) == CORES
+        assert started <= set(other.frames)

@@ -1,4 +1,4 @@
-"""Services that lose their terminal: they go on without it, and end at SIGHUP as at SIGTERM."""
+"""Services that lose their terminal, and go on without it; and how they end, at SIGHUP as at SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,12 @@ from tests.kit.brief_fleet import open_counters
 from tests.kit.polling import eventually
 from tests.kit.terminal import MAIN
 
+CELERY = [sys.executable, "-m", "celery", "-A", "opencue_sched"]
+STRUCK = ["--scheduler", "tests.integration.worker.struck_beat:StruckScheduler"]
 SERVICES = {
-    "beat": [sys.executable, "-m", "celery", "-A", "opencue_sched", "beat"],
+    "beat": [*CELERY, "beat"],
+    "struck beat": [*CELERY, "beat", *STRUCK],
+    "worker with a struck beat": [*CELERY, "worker", "-B", *STRUCK],
     "report service": [sys.executable, "-c", MAIN, "report-service"],
 }
 
@@ -43,11 +47,12 @@ def running(
         "OPENCUE_SCHED_LOGGING__PATH": str(log),
     }
     command = ["sh", "-c", f'{first} exec "$@" {redirection}', "sh", *SERVICES[service]]
-    process = subprocess.Popen(command, env={**kept, **variables}, cwd=ROOT)
+    process = subprocess.Popen(command, env={**kept, **variables}, cwd=ROOT, process_group=0)
     try:
         yield process
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # the beat of a worker is a process of its own
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -82,6 +87,39 @@ def test_a_beat_hands_over_when_its_terminal_hangs_up(
         beat.send_signal(signal.SIGHUP)
         assert beat.wait(60) == 0
     assert not redis_client.exists(lease)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_beat_hands_over_when_it_is_told_to_stop_while_it_holds_a_lock(
+    engine: Engine, settings: Settings, redis_client: redis.Redis, tmp_path: Path, number: signal.Signals
+) -> None:
+    # given a beat that is told to stop as it sends messages, while it holds a lock that it needs to hand over
+    open_counters(redis_client)
+    keys, log = beat_keys("cue", None), tmp_path / "log"
+    with running("struck beat", settings, log, ">/dev/null 2>&1", first=f"export STRUCK_BY={int(number)};") as beat:
+        # when it leads and sends, then it ends, and has handed over once, though it was told again meanwhile
+        eventually(lambda: beat.poll() is not None, 60, "the end of the beat", told=lambda: str(events(log)))
+    assert beat.returncode == 0
+    assert redis_client.exists(keys.fence)
+    assert not redis_client.exists(keys.lease)
+    assert events(log).count("struck_beat_closes") == 1
+
+
+def test_a_beat_within_a_worker_hands_over_when_it_is_told_to_stop_while_it_holds_a_lock(
+    engine: Engine, settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    # given a worker with a beat that is told to stop so
+    open_counters(redis_client)
+    keys, log = beat_keys("cue", None), tmp_path / "log"
+    # and whose lease does not expire meanwhile
+    strike = f"export STRUCK_BY={int(signal.SIGTERM)} OPENCUE_SCHED_COORDINATION__LEASE_TTL=180;"
+    with running("worker with a struck beat", settings, log, ">/dev/null 2>&1", first=strike) as worker:
+        # when that beat leads and sends, then it hands over, and the worker ends well when it is told to as well
+        eventually(lambda: redis_client.exists(keys.fence), 60, "a leader", told=lambda: str(events(log)))
+        eventually(lambda: not redis_client.exists(keys.lease), 30, "the end", told=lambda: str(events(log)))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    assert events(log).count("struck_beat_closes") == 1
 
 
 def test_nohup_is_heeded(engine: Engine, settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:

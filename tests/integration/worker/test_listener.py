@@ -17,12 +17,11 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, event, text
 
 from opencue_sched.clients.postgres import make_engine
-from opencue_sched.clients.postgres_sessions import sessions_of
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.worker import metrics
 from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
-from tests.kit.listening import eventually_listen
+from tests.kit.listening import eventually_listen, nobody_hears
 from tests.kit.polling import eventually
 from tests.kit.refusing_postgres import refusing_postgres
 from tests.kit.runs import FarmView, complete_frame, start
@@ -288,21 +287,19 @@ def test_a_database_that_is_away_for_long_is_still_tried_every_second(settings: 
         listener.stop()
 
 
-def test_what_was_missed_before_the_first_connection_is_said_too(
-    settings: Settings, engine: Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_missed_before_the_first_connection_is_said_too(engine: Engine, heard: Heard) -> None:
     """A worker fills its caches before it listens."""
-    # given a listener that is refused at its first attempts
-    with refusing_postgres(settings, b"the database system is starting up") as elsewhere:
-        changing = make_engine(elsewhere)
-        listener = NotificationListener(changing, {WORK_CHANNEL: heard.work}, on_reconnect=heard.reconnect)
-        listener.start()
-        eventually(lambda: counted("listener_connect_failed") >= 1)
-        # when it gets through
-        monkeypatch.setattr(changing, "raw_connection", engine.raw_connection)
-        monkeypatch.setattr(sessions_of(changing), "notify", sessions_of(engine).notify)
-        # then its owner is told
+    listener = NotificationListener(engine, {WORK_CHANNEL: heard.work}, on_reconnect=heard.reconnect)
+    try:
+        # given a listener that is refused at its first attempts
+        beside = engine.execution_options(isolation_level="AUTOCOMMIT")
+        with beside.connect() as connection, nobody_hears(connection):
+            listener.start()
+            eventually(lambda: counted("listener_connect_failed") >= 1)
+            assert heard.reconnects == 0
+        # when it gets through, then its owner is told
         eventually(lambda: heard.reconnects == 1)
+    finally:
         listener.stop()
 
 

@@ -29,6 +29,7 @@ from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import dispatcher
+from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.caps import Vertices
@@ -50,6 +51,7 @@ from tasks import accounting, dispatch, maintenance
 from tests.kit.declared_metrics import declared_metrics
 from tests.kit.failed_runs import failed_on
 from tests.kit.forced import force
+from tests.kit.frozen_clock import Clock
 from tests.kit.gathering import counted_statements
 from tests.kit.limits import has_types, report_held, set_type
 from tests.kit.polling import eventually
@@ -220,22 +222,36 @@ def test_a_pass_is_counted(process: Process, engine: Engine):
 
 
 def test_the_backlog_is_shown(process: Process, engine: Engine):
-    # given layers that wait, one of a job in quarantine and one that was found stale
+    # given layers that are known to wait: one of a job in quarantine, one in cooldown, and one that is changed unheard
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.show("counted")
         farm.subscription(show, farm.default_alloc(), size=100)
         farm.host(cores=8, hostname_tag=False)
-        jobs = farm.jobs([JobSpec(layers=[LayerSpec(frames=3, cores=64)], show=show) for _ in range(3)])
+        layers = LayerSpec(frames=3), LayerSpec(frames=3, tags="elsewhere"), LayerSpec(frames=3)
+        jobs = farm.jobs([JobSpec(layers=[layer], show=show) for layer in layers])
         quarantine_jobs(connection, {jobs[0].id: "no such thing"}, seconds=300)
-    process.watch_backlog()
-    run_passes(process)
-    # then they are counted, and the last comparison with the database is recent
+    lost = Cooldowns[str](1.0, 1.0, Clock())
+    lost.failed(jobs[1].layers[0].id)
+    metrics.watch_backlog(process.backlog, lost)
+    process.backlog.follow()
+    with engine.begin() as connection:
+        changed = text("UPDATE layer SET int_mem_min = 2 * int_mem_min WHERE pk_job = :job")
+        connection.execute(changed, {"job": jobs[2].id})
+
+    # when a pass plans frames of the last and loses them
+    process.sweep()
+    with increments("scheduler_bookings_lost_total", reason="layer_changed") as losses:
+        for posting in process.postings.posted().values():
+            run_task(dispatch.dispatch_cluster, process, posting)
+
+    # then all are counted, by what keeps them, and the last comparison with the database is recent
+    assert losses == [3]
     assert sample("scheduler_backlog_layers") == 3
-    assert sample("scheduler_backlog_stale_layers") == 0
+    assert sample("scheduler_backlog_stale_layers") == 1
     assert 0 <= sample("scheduler_backlog_resync_age_seconds") < 60
     aside = {reason: sample("scheduler_backlog_set_aside", reason=reason) for reason in metrics.SET_ASIDE_REASONS}
-    assert aside == {"quarantined": 1, "starts_later": 0, "delayed": 0, "failed": 0, "lost": 0}
+    assert aside == {"quarantined": 1, "starts_later": 0, "delayed": 0, "failed": 0, "lost": 1}
 
 
 def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
@@ -853,7 +869,7 @@ def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, e
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": job.id})
     with counted_statements(Engine) as idle:
         census.look_at_farm()
-    assert (len(busy), len(idle)) == (13, 11)
+    assert (len(busy), len(idle)) == (14, 12)
     # and every figure is there all the same
     assert sample("scheduler_waiting_frames_distinct") == 0
     assert series("scheduler_farm_hosts")
@@ -887,7 +903,7 @@ def test_of_a_large_farm_the_busiest_have_series_and_the_others_a_sum(census: Fl
     with counted_statements(Engine) as large:
         census.look_at_farm()
     # then looking at them takes no more statements
-    assert len(small) == len(large) <= 13
+    assert len(small) == len(large) <= 14
     # and there are as many series as may be, with those at work among them, and the others' sums
     assert series("scheduler_show_cores") == {("show",): 6}
     assert series("scheduler_folder_cores") == {("show", "used"): 6}

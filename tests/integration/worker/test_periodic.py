@@ -24,7 +24,7 @@ from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.process import Process
 from tasks import maintenance
-from tests.kit.tasks import in_process, run_task
+from tests.kit.tasks import run_task
 from tests.kit.wide_farm import WideFarm
 
 
@@ -105,8 +105,8 @@ def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
 
 
 def test_workers_audit_and_read_the_clusters_anew_by_remote_control(process: Process, engine: Engine) -> None:
-    with in_process(process):
-        said = json.loads(json.dumps(control.accounting_audit(SimpleNamespace(app=None))))
+    worker = SimpleNamespace(app=SimpleNamespace(process=process))
+    said = json.loads(json.dumps(control.accounting_audit(worker)))
     assert said["failed"], "the counters were never filled"
     assert len(said["findings"]) > 1
     assert process.sweeper.clusters == frozenset()
@@ -121,8 +121,7 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(process: Pro
     before = set(process.postings.posted())
     process.sweep()
     assert set(process.postings.posted()) == before, "the set of clusters is read now and then"
-    with in_process(process):
-        assert control.reload_clusters(SimpleNamespace(app=None)) == {"ok": "reloading"}
+    assert control.reload_clusters(worker) == {"ok": "reloading"}
     process.sweep()
     assert set(process.postings.posted()) > before
 

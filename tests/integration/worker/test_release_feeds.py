@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
 from prometheus_client import REGISTRY
+from pydantic import SecretStr
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import Booking, unpack_entry
+from opencue_sched.clients.lua_scripts import load_script
 from opencue_sched.domain.invariants import Invariant
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.errors import NotReady
 from opencue_sched.insight.audit import Severity, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
 from opencue_sched.worker import metrics, process
 from opencue_sched.worker.process import Process
 from tasks import accounting
+from tests.conftest import RedisServer
 from tests.kit.cuebot_publish import PUBLISH
 from tests.kit.listening import eventually_listen
+from tests.kit.lossy_proxy import LossyProxy
 from tests.kit.polling import eventually
+from tests.kit.redis_log import RedisLog
 from tests.kit.tasks import run_task
 
 RECENT = 20.0
@@ -39,9 +45,10 @@ def start(settings: Settings, engine: Engine) -> Iterator[Start]:
     started: list[Process] = []
     with ExitStack() as stack:
 
-        def made(feed: str, instance: str = "one", *, fleet_start: bool = True) -> Process:
+        def made(feed: str, instance: str = "one", *, fleet_start: bool = True, **stores: object) -> Process:
             changed = settings.model_copy(
                 update={
+                    **stores,
                     "instance": instance,
                     "accounting": Accounting(release_feed=feed, commit_deadline=0.025),
                     "coordination": Coordination(lease_ttl=4),
@@ -62,11 +69,12 @@ def start(settings: Settings, engine: Engine) -> Iterator[Start]:
 
 @pytest.fixture
 def procs(engine: Engine) -> list[str]:
-    """Six procs of two cores that run."""
+    """Six procs of two cores that run, on a host for which a frame waits."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.default_show()
         host = farm.host(cores=64)
+        farm.job()
         return farm.run(farm.job([LayerSpec(frames=6)]).frames, host, cores=2)
 
 
@@ -76,24 +84,67 @@ def delete(engine: Engine, proc_id: str) -> None:
         connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": proc_id})
 
 
-@pytest.mark.parametrize("error", [None, NotReady("the counters are not filled")])
-def test_a_freed_host_is_swept_for_after_its_release_and_also_when_that_fails(
-    start: Start, engine: Engine, procs: list[str], monkeypatch: pytest.MonkeyPatch, error: NotReady | None
+@pytest.fixture
+def log(redis_server: RedisServer) -> Iterator[RedisLog]:
+    """What Redis is asked."""
+    with RedisLog(redis_server.url) as log:
+        yield log
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The sweeps of a worker in a farm where work waits for the host of the procs."""
+
+    worker: Process
+    log: RedisLog
+
+    def woke(self, since: int) -> bool:
+        """Whether one of the sweeps since so many were made has woken a cluster."""
+        return any(re.search(r" [0-4] 1( |$)", call.text) for call in self.log.calls("board_enqueue")[since:])
+
+    def made(self) -> int:
+        return len(self.log.calls("board_enqueue"))
+
+    def one_more(self) -> bool:
+        """Have a sweep made for a show that nobody knows; whether that has woken something all the same."""
+        before = self.made()
+        self.worker.waker.note(shows={"nobody"})
+        eventually(lambda: self.made() > before, RECENT, "a sweep")
+        return self.woke(before)
+
+
+def test_a_freed_host_is_swept_for_after_its_release(
+    start: Start, settings: Settings, redis_server: RedisServer, engine: Engine, procs: list[str], log: RedisLog
 ) -> None:
-    # given a worker that hears of releases, which its ledger may not take
-    worker, happened = start("proc-trigger"), list[str]()
+    parts = urlsplit(redis_server.url)
+    with closing(LossyProxy(str(parts.hostname), int(parts.port or 0))) as proxy:
+        url = settings.redis_dsn.replace(f":{parts.port}", f":{proxy.port}")
+        sweeps = Sweeps(start("proc-trigger", redis_url=SecretStr(url)), log)
+        eventually(lambda: not sweeps.one_more(), RECENT, "the end of what a start leads to")
+        before = sweeps.made()
+        # given a worker that hears of a release, on whose way to the ledger it waits
+        proxy.hold(load_script("release").sha)
+        delete(engine, procs[0])
+        assert proxy.holds.wait(100)
+        # when it sweeps for something else, then nothing is woken for the host
+        assert not sweeps.one_more()
+        # and when the ledger has the release, then clusters are
+        proxy.let_go()
+        eventually(lambda: sweeps.woke(before), RECENT, "the sweep for the host")
 
-    def release(_: Sequence[str]) -> None:
-        happened.append("released")
-        if error is not None:
-            raise error
 
-    monkeypatch.setattr(worker.ledger, "release", release)
-    monkeypatch.setattr(worker.waker, "note", lambda _: happened.append("swept for"))
-
-    # when a proc is deleted, then its host is swept for, last
+def test_a_freed_host_is_swept_for_also_when_its_release_fails(
+    start: Start, engine: Engine, procs: list[str], log: RedisLog
+) -> None:
+    # given a worker whose ledger is gone
+    worker = start("proc-trigger")
+    sweeps = Sweeps(worker, log)
+    eventually(lambda: not sweeps.one_more(), RECENT, "the end of what a start leads to")
+    before = sweeps.made()
+    worker.client.delete(keys.EPOCH)
+    # when a proc is deleted, then clusters are woken for its host all the same
     delete(engine, procs[0])
-    eventually(lambda: happened == ["released", "swept for"], RECENT, "the sweep for its host")
+    eventually(lambda: sweeps.woke(before), RECENT, "the sweep for the host")
 
 
 def without_our_triggers(engine: Engine) -> None:
@@ -137,26 +188,12 @@ def exact(mine: Process) -> None:
     ] * 2
 
 
-def _noted(worker: Process, heard: list[str]) -> Callable[[Sequence[str]], int]:
-    """Its way to release, which notes who was told of what."""
-    release = worker.ledger.release
-
-    def noted(proc_ids: Sequence[str]) -> int:
-        heard.extend(f"{worker.settings.instance} {proc_id}" for proc_id in proc_ids)
-        return release(proc_ids)
-
-    return noted
-
-
 def test_proc_trigger_releases_by_id_and_hears_caps(
-    engine: Engine, procs: list[str], start: Start, monkeypatch: pytest.MonkeyPatch
-):
+    engine: Engine, procs: list[str], start: Start, log: RedisLog
+) -> None:
     first, second = start("proc-trigger"), start("proc-trigger", "two", fleet_start=False)
-    heard: list[str] = []
-    for worker in (first, second):
-        monkeypatch.setattr(worker.ledger, "release", _noted(worker, heard))
     delete(engine, procs[0])
-    eventually(lambda: sorted(heard) == [f"one {procs[0]}", f"two {procs[0]}"], RECENT, "what every worker hears")
+    eventually(lambda: len(log.calls("release", naming=procs[0])) == 2, RECENT, "what every worker hears")
     eventually(lambda: ids(first) == set(procs[1:]), RECENT, "the release")
     set_burst(engine, 400)
     eventually(lambda: burst(second) == "4", RECENT, "the cap")

@@ -20,7 +20,6 @@ from opencue_sched.worker import control
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.workload import Workload
 from tests.kit.polling import eventually
-from tests.kit.tasks import in_process
 
 NODE = "celery@here"
 COMMANDS = ("pause_dispatch", "resume_dispatch", "drain", "stop_worker")
@@ -135,10 +134,10 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     heard = getattr(control, command)
     before = membership.workload.state
     state = SimpleNamespace(app=app, consumer=None)
-    with in_process(mine):
-        assert heard(state, instances=["w2", "w3"]) == {"ok": "not meant"}
-        assert (told, membership.workload.state) == ([], before)
-        heard(state, instances=["w2", "w1"])
+    app.process = mine
+    assert heard(state, instances=["w2", "w3"]) == {"ok": "not meant"}
+    assert (told, membership.workload.state) == ([], before)
+    heard(state, instances=["w2", "w1"])
     assert told or membership.workload.state is not before
 
 
@@ -151,11 +150,11 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, how):
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
-    with in_process(SimpleNamespace(membership=membership)):
-        getattr(control, how)(state)
-        left = set(queues.consume_from)
-        kept = {name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set()
-        assert left == kept
-        control.resume_dispatch(state)
+    app.process = SimpleNamespace(membership=membership)
+    getattr(control, how)(state)
+    left = set(queues.consume_from)
+    kept = {name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set()
+    assert left == kept
+    control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
     assert membership.workload.state is WorkerState.WORKING

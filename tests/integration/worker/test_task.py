@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 
 import pytest
 from celery import Celery
@@ -13,7 +13,7 @@ from kombu.simple import SimpleQueue
 from prometheus_client import REGISTRY
 from redis import Redis
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import NotSupportedError, OperationalError
 from structlog.testing import capture_logs
 
 import celeryconfig
@@ -79,15 +79,15 @@ def rejected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("task", "args", "kwargs", "words"),
     [
-        (DISPATCH, [], {}, "posting: Missing required argument"),
+        (DISPATCH, [], {}, "posting: "),
         (DISPATCH, ["one", "two", "three", "four"], {}, ": Unexpected positional argument"),
-        (DISPATCH, ["one"], {"surprise": 1}, "surprise: Unexpected keyword argument"),
+        (DISPATCH, ["one"], {"surprise": 1}, "surprise: "),
         (SWEEP, [17], {}, ": Unexpected positional argument"),
-        (DISPATCH, ["a" * 40], {"ticket": "3"}, "ticket: Input should be a valid integer"),
-        (DISPATCH, ["a" * 40], {"ticket": True}, "ticket: Input should be a valid integer"),
-        (DISPATCH, ["a" * 40], {"reply": "../etc/passwd"}, "reply: String should match pattern"),
-        *((DISPATCH, [it], {}, "0: String should match") for it in ("", "x" * 40, "a" * 41, "a" * 40 + "\n")),
-        *((DISPATCH, [it], {}, "0: Input should be a valid string") for it in (None, 7, ["a"])),
+        (DISPATCH, ["a" * 40], {"ticket": "3"}, "ticket: "),
+        (DISPATCH, ["a" * 40], {"ticket": True}, "ticket: "),
+        (DISPATCH, ["a" * 40], {"reply": "../etc/passwd"}, "reply: "),
+        *((DISPATCH, [it], {}, "0: ") for it in ("", "x" * 40, "a" * 41, "a" * 40 + "\n")),
+        *((DISPATCH, [it], {}, "0: ") for it in (None, 7, ["a"])),
     ],
 )
 def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, task, args, kwargs, words):
@@ -101,22 +101,20 @@ def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, ta
     assert unreadable_messages() - before == 2
 
 
+def statements_of(engine: Engine, act: Callable[[], object]) -> int:
+    """How many statements an act sends from its own thread."""
+    sent: list[int] = []
+    with listening(engine, "before_cursor_execute", lambda *_: sent.append(threading.get_ident())):
+        act()
+    return sent.count(threading.get_ident())
+
+
 def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(process):
-    # given who asks for sweeps: the task, twice, and then a notification
-    asked, reports = [], []
-    process.sweeper.sweep = partial(_noting, process.sweeper.sweep, asked, reports)
-    for _ in range(2):
-        real_app.tasks[SWEEP]()
-    process.sweep(wake_shows={"a show"})
-    # then the second of the task scans nothing, and the notification's may not nap
-    assert [report.scan_seconds is None for report in reports[:2]] == [False, True]
-    assert [each["may_nap"] for each in asked] == [True, True, False]
-
-
-def _noting(sweep, asked, reports, **options):
-    asked.append(options)
-    reports.append(sweep(**options))
-    return reports[-1]
+    # when the task sweeps twice, and then a notification asks for a sweep
+    first, second = (statements_of(process.engine, real_app.tasks[SWEEP]) for _ in range(2))
+    notified = statements_of(process.engine, lambda: process.sweep(wake_hosts={"a host"}))
+    # then the second of the task asks PostgreSQL nothing, and the notification's may not nap
+    assert (first > 0, second, notified > 0) == (True, 0, True)
 
 
 # Who sent it
@@ -233,14 +231,17 @@ class Dropped(Exception):
 
 
 @pytest.mark.parametrize("popped", [False, True])
-def test_a_pass_that_crashes_tells_who_waits_for_it(process, redis_client, posting, waiter, popped):
+@pytest.mark.parametrize(
+    "error", [Dropped("no such column"), NotSupportedError("SELECT", {}, Dropped("no such column"))]
+)
+def test_a_pass_that_crashes_tells_who_waits_for_it(process, redis_client, posting, waiter, popped, error):
     # given a database that no pass can be made ready on
-    with failing_statements(process.engine, Dropped("no such column")), pytest.raises(Dropped):
+    with failing_statements(process.engine, error), pytest.raises(type(error)):
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
         assert redis_client.lpop(reply_queue("cue", waiter))
     answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
-    assert answer == {"posting": posting, "ended": "failed", "error": "Dropped: no such column"}
+    assert answer == {"posting": posting, "ended": "failed", "error": f"{type(error).__name__}: no such column"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
 
 

@@ -17,10 +17,10 @@ class Commit:
     def __init__(self, queue: CommitQueue, *hosts: str, wait_seconds: float = LONG) -> None:
         self.began, self._end = threading.Event(), threading.Event()
         self.in_time: bool | None = None
-        before = len(queue._asked)
+        before = queue.commits
         self._thread = threading.Thread(target=self._run, args=(queue, hosts, wait_seconds), daemon=True)
         self._thread.start()
-        eventually(lambda: len(queue._asked) > before)
+        eventually(lambda: queue.commits > before)
 
     def _run(self, queue: CommitQueue, hosts: Collection[str], wait_seconds: float) -> None:
         with queue.on(hosts, wait_seconds=wait_seconds) as self.in_time:
@@ -83,4 +83,4 @@ def test_a_commit_that_fails_leaves_the_queue() -> None:
         pass
     after = Commit(queue, "h1")
     after.end()
-    assert len(queue._asked) == 0
+    assert queue.commits == 0

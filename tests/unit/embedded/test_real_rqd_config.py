@@ -53,18 +53,29 @@ def test_what_only_this_shell_has_on_its_path_is_not_taken_for_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The RQDs are started without PYTHONPATH, so what pip finds there would be missing then."""
-    commands: list[list[str]] = []
+    # given a Python that makes environments, whose own Python notes what it is told
+    noted = tmp_path / "noted"
+    noting = program(tmp_path / "noting", f'echo "$@" | head -1 >> {noted}; echo psutil==5.9.8')
+    maker = program(tmp_path / "python", f'mkdir -p "$3/bin" && cp {noting} "$3/bin/python"')
+    monkeypatch.setattr(sys, "executable", str(maker))
 
-    def run(command: list[str]) -> str:
-        commands.append(command)
-        (tmp_path / "venv").mkdir(exist_ok=True)
-        return "psutil==5.9.8\n"
-
-    monkeypatch.setattr(real_rqd, "_run", run)
+    # when an environment is made
     python = real_rqd.ensure_rqd_environment(tmp_path / "venv")
-    installing = [command for command in commands if command[0] == str(python)]
-    assert len(installing) == 3
-    assert {command[1] for command in installing} == {"-I"}
+
+    # then all that its Python does to fill it is isolated, and it is made once
+    assert python == tmp_path / "venv" / "bin" / "python"
+    calls = noted.read_text().splitlines()
+    assert len(calls) == 3
+    assert {call.split()[0] for call in calls} == {"-I"}
+    assert real_rqd.ensure_rqd_environment(tmp_path / "venv") == python
+    assert noted.read_text().splitlines() == calls
+
+
+def program(path: Path, does: str) -> Path:
+    """A program of the shell."""
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return path
 
 
 def test_a_frame_starts_without_the_time_program(tmp_path: Path) -> None:

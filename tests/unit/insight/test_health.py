@@ -1,18 +1,14 @@
-"""How a beat that runs tells of stores that went away."""
+"""How trouble with a store is told."""
 
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
-from structlog.testing import capture_logs
 
-from opencue_sched.beat import LeaderScheduler
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
-from tests.kit.environment import variables
 
 DATABASE_URL, REDIS_URL = "postgresql://cuebot:sesame@db:5432/cuebot", "redis://:sesame@cache:6379/0?ssl=false"
 SETTINGS = Settings(database_url=DATABASE_URL, redis_url=REDIS_URL)
@@ -55,35 +51,3 @@ def test_no_part_of_a_redis_url_that_is_secret_is_told(url: str) -> None:
     assert said.startswith(f"Redis at {url.partition(':')[0]}://")
     assert "same" not in said
     assert "cuebot" not in said
-
-
-class CutOff:
-    """A gate that stands by and got no answer to its last campaign."""
-
-    trouble = REDIS_AWAY
-    next_look = 1.0
-    led_elsewhere = False
-
-    def renew(self) -> None:
-        return None
-
-    def resign(self) -> None:
-        return None
-
-
-def test_a_beat_that_gets_no_answer_says_so_once_a_minute_of_each_store_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
-    monkeypatch.setattr(beat, "_show", lambda _: None)
-    beat.gate = CutOff()
-    with variables(DATABASE_URL=DATABASE_URL, REDIS_URL=REDIS_URL), capture_logs() as logs:
-        for seconds in (1.0, 30.0, 61.5):
-            monkeypatch.setattr("opencue_sched.beat.boot_clock", lambda now=seconds: now)
-            for trouble in (REDIS_AWAY, DATABASE_AWAY):
-                beat.gate.trouble = trouble
-                assert 0 < beat.tick() <= 0.5
-    assert [str(entry["error"]).rpartition(" ")[2] for entry in logs] == [
-        "OPENCUE_SCHED_REDIS_URL",
-        "OPENCUE_SCHED_DATABASE_URL",
-    ] * 2

@@ -18,6 +18,7 @@ from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
 from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
+from tests.kit.polling import MOST_SECONDS
 from tests.kit.values import make_host, make_need, take
 
 
@@ -168,7 +169,7 @@ class TestGroups:
 
         def slow(facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
             for _ in range(threads - 1):
-                assert asked.acquire(timeout=10)
+                assert asked.acquire(timeout=MOST_SECONDS)
             return farm.fetch(facility_id, tags, buckets)
 
         cache = HostCache(HostCacheSettings(), slow, instance="one")
@@ -188,7 +189,7 @@ class TestGroups:
         for thread in others:
             thread.start()
         for thread in [first, *others]:
-            thread.join(timeout=20)
+            thread.join(timeout=MOST_SECONDS)
 
         # then one query was made, whoever made it, and all of them had its answer
         assert sum(fetched) == 1
@@ -222,7 +223,7 @@ class TestGroups:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=MOST_SECONDS)
 
         assert peak == most
 

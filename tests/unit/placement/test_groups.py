@@ -73,6 +73,7 @@ def test_several_groups_give_each_host_once_in_one_order(
     ids = candidates(groups_of(*hosts), sorted(tags), need, strategy, allocs)
 
     assert ids == [host_id for host_id in expected_order if host_id in wanted]
+    assert groups_of(*hosts).has_idle(HostGroups("fac", sorted(tags)), need, allocs=allocs) is bool(ids)
 
 
 def test_a_host_joins_the_groups_of_its_tags_that_are_open() -> None:

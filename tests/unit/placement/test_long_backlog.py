@@ -31,6 +31,10 @@ class CountingPool(FrozenPool):
         self.searches += 1
         return super().find(*asked, **more)
 
+    def has_idle(self, *asked: Any, **more: Any) -> bool:
+        self.searches += 1
+        return super().has_idle(*asked, **more)
+
 
 @pytest.fixture
 def backlog() -> Backlog:
@@ -355,3 +359,32 @@ def test_frames_counted_while_a_commit_is_not_told_of_are_planned(counted: str) 
     left.clear()
     assert plan_next(1000) == []
     assert list(backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)) == []
+
+
+def test_frames_that_are_taken_back_cost_no_search_of_what_was_seen_to_be_idle() -> None:
+    # given a plan for layers of fifty sets of tags, each of which has a host with much idle
+    backlog = Backlog(lambda: 0.0)
+    tags = [f"tag{number}" for number in range(50)]
+    rows = [
+        (make_job(f"j-{tag}", facility_id="fac"), make_layer(tag, tags=frozenset({tag}), waiting_frames=1), "v")
+        for tag in tags
+    ]
+    backlog.apply(rows, read_at=backlog.instant())
+    pool = CountingPool([make_host(f"h-{tag}", tags=frozenset({tag})) for tag in tags])
+    work = backlog.work([make_cluster(*tags)], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(10_000)}, {})
+    planner = Planner(snapshot, pool, make_policy(max_jobs_per_cluster_pass=50), counting_ids())
+    while wanted := planner.run():
+        for waiting in wanted:
+            frames = [Frame(f"{waiting.layer.id}f1", "", 1, 0)]
+            backlog.apply_portion(waiting.layer.id, 1, frames, None, read_at=backlog.instant())
+    planned = planner.procs()
+    assert len(planned) == len(tags)
+
+    # when another planner had the permit of one frame
+    before = pool.searches
+    planner.take_back(planned[:1])
+    planner.run()
+
+    # then only the host of that frame is searched for
+    assert pool.searches - before <= 2

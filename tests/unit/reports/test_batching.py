@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from opencue_sched.reports.completion_batcher import MOST_WAITING, CompletionBatcher, NotAccepting
 from opencue_sched.reports.run_ends import CompletedFrame, RunOutcome, RunVerdict
 from tests.kit.counted import Counted
-from tests.kit.polling import eventually
+from tests.kit.polling import MOST_SECONDS, eventually
 
 
 def report(name: str) -> CompletedFrame:
@@ -43,7 +43,7 @@ def test_what_waits_is_applied_together_and_in_order() -> None:
     gate.set()
 
     # then they are applied in one go
-    assert [done.result(10).proc_id for done in (first, *others)] == ["a", "b", "c", "d"]
+    assert [done.result(MOST_SECONDS).proc_id for done in (first, *others)] == ["a", "b", "c", "d"]
     assert batches == [["a"], ["b", "c", "d"]]
     assert batcher.stop(10) == 0
 
@@ -80,7 +80,7 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
     assert [done.result(30).proc_id for done in others] == ["a", "b"]
     assert batcher.stop(0.1) == 1
     with pytest.raises(NotAccepting):
-        bad.result(1)
+        bad.result(MOST_SECONDS)
 
 
 def test_a_full_or_stopping_queue_says_so() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from opencue_proto import report_pb2
 from sqlalchemy import Engine
-from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.reports import service as service_module
@@ -18,7 +17,6 @@ from opencue_sched.reports.service import ReportService, read_completion
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Settings
 from tests.kit.counted import Counted
-from tests.kit.polling import eventually
 
 
 @pytest.fixture
@@ -56,30 +54,3 @@ def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch
         service.log_refusal("a", "no cores")
     told = [(line["host"], line["reason"]) for line in said]
     assert told == [("a", "no cores"), ("a", "no memory"), ("b", "no cores"), ("a", "no cores")]
-
-
-@pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (OperationalError("select", {}, Exception("gone")), True),
-        (DataError("update", {}, Exception("no such value")), False),
-    ],
-)
-def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
-    service: ReportService, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
-) -> None:
-    booted: list[None] = []
-
-    def boot(_report: Any) -> None:
-        booted.append(None)
-        if len(booted) == 1:
-            raise error
-
-    monkeypatch.setattr(service_module, "_DATABASE_AWAY_SECONDS", 0.0)
-    monkeypatch.setattr(service._reports, "boot", boot)
-    with capture_logs() as said:
-        service.inbox.put("node1", boot=report_pb2.BootReport())
-        eventually(lambda: service.count["report_failed"] == 1 and len(booted) == 1 + kept)
-        service.inbox.close()
-    assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
-    assert len(booted) == 1 + kept

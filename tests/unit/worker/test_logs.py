@@ -22,6 +22,7 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.settings import Logging
 from opencue_sched.worker.logs import configure_logging
 from tests.kit.frozen_clock import Clock
+from tests.kit.polling import MOST_SECONDS
 
 
 class Terminal(io.StringIO):
@@ -217,7 +218,7 @@ def test_a_full_disk_under_both_outputs_stops_no_thread(monkeypatch, tmp_path):
             thread.start()
         # then neither waits for the other for ever
         for thread in threads:
-            thread.join(20)
+            thread.join(MOST_SECONDS)
         assert [thread.is_alive() for thread in threads] == [False, False]
         monkeypatch.undo()
         with suppress(OSError):

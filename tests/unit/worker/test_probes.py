@@ -10,14 +10,12 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
-from opencue_sched import celery as wiring
 from opencue_sched.celery import PresenceStep
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.worker import metrics, probes
 from opencue_sched.worker.probes import PULSE, STALLED_SECONDS, Pulse, with_probes
 from opencue_sched.worker.workload import Workload
 from tests.kit.frozen_clock import Clock
-from tests.kit.tasks import in_process
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def ask(pulse: Pulse) -> Callable[[str], tuple[int, str]]:
 
 def test_a_process_that_starts_is_alive_and_not_ready(ask: Callable[[str], tuple[int, str]]) -> None:
     assert ask("/livez") == (200, "ok\n")
-    assert ask("/readyz") == (503, "not running yet, or waiting for its stores\n")
+    assert ask("/readyz")[0] == 503
 
 
 def test_one_whose_loop_comes_round_is_both(ask: Callable[[str], tuple[int, str]], pulse: Pulse, clock: Clock) -> None:
@@ -63,7 +61,10 @@ def test_one_whose_loop_comes_round_is_both(ask: Callable[[str], tuple[int, str]
 def test_one_whose_loop_is_stuck_is_neither(ask: Callable[[str], tuple[int, str]], pulse: Pulse, clock: Clock) -> None:
     pulse.beat()
     clock.now += STALLED_SECONDS + 1
-    assert ask("/livez") == ask("/readyz") == (503, "the loop has not come round for 121 s\n")
+    status, why = ask("/livez")
+    assert (status, why) == ask("/readyz")
+    assert status == 503
+    assert "121 s" in why
 
 
 def test_one_that_waits_for_its_broker_is_alive(
@@ -97,26 +98,23 @@ def test_the_port_of_the_metrics_answers_probes(served: str) -> None:
         assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
-def test_the_pulse_of_a_worker_is_its_consumers_timer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_the_pulse_of_a_worker_is_its_consumers_timer(clock: Clock) -> None:
     # given a consumer with the step that refreshes the presence
-    pulse = Pulse()
-    monkeypatch.setattr(wiring, "PULSE", pulse)
     membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     timers: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda _, call: timers.append(call) or SimpleNamespace(cancel=lambda: None))
-    parent = SimpleNamespace(app=None, timer=timer)
+    parent = SimpleNamespace(app=SimpleNamespace(process=SimpleNamespace(membership=membership)), timer=timer)
     step = PresenceStep(parent)
 
     # when the consumer starts, its timer stands still, goes on, and the connection to the broker is lost
-    with in_process(SimpleNamespace(membership=membership)):
-        step.start(parent)
-    assert pulse.problem(ready=True) == ""
+    step.start(parent)
+    assert PULSE.problem(ready=True) == ""
     clock.now += STALLED_SECONDS + 1
-    assert pulse.problem(ready=False) != ""
+    assert PULSE.problem(ready=False) != ""
     timers[0]()
-    assert pulse.problem(ready=True) == ""
+    assert PULSE.problem(ready=True) == ""
     step.stop(parent)
 
     # then the worker is alive until it is connected again, however long that takes
     clock.now += 3600
-    assert pulse.problem(ready=False) == ""
+    assert PULSE.problem(ready=False) == ""

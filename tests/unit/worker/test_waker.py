@@ -143,3 +143,19 @@ def test_hosts_that_a_pass_took_in_are_not_swept_for(monkeypatch):
     release()
     assert waker.sweep_if_due() is None
     assert sweeps.asked == [({"show"}, {"after"})]
+
+
+def test_hosts_held_back_are_swept_for_when_their_clusters_may_be_woken_and_no_later(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
+    sweeps = Sweeps([COLLECT_SECONDS / 2])
+    waker = Waker(sweeps)
+    # given a freed host whose clusters may be woken in half the time for which hosts are collected
+    waker.note(["h1"])
+    assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS / 2)
+    # when that is over, then it is swept for, with what came since
+    waker.note(["h2"])
+    assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS / 2)
+    now += COLLECT_SECONDS / 2
+    assert waker.sweep_if_due() is None
+    assert sweeps.asked == [(frozenset(), {"h1"}), (frozenset(), {"h1", "h2"})]

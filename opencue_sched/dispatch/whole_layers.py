@@ -1,0 +1,99 @@
+"""Small layers that a pass has to itself, while more of its shard is idle than one plan takes.
+
+Several planners serve one layer side by side, because permits are of frames. But a plan asks for the permits of its
+frames when it is made: where each of N planners has hosts for a thousand frames, all come to the same first layers,
+read them, plan all of their frames, and are refused most. So there a pass asks for a small layer as a whole before it
+reads any frame of it, and leaves the layer to a pass that was faster (docs/adr/0006-permits-are-of-frames.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+
+from opencue_sched.coordination.permits import FramePermits, Permitted
+from opencue_sched.domain.plans import Waiting
+from opencue_sched.placement.backlog import BacklogWork
+
+FEWEST_LAYERS = 50
+"""The fewest small layers of which a pass asks for each as a whole. Of fewer each planner reads all sooner than it
+hears what became of those that others have."""
+LAYERS_LOOKED_AT = 1_000
+"""How many layers that come next by rank are looked at for whether other passes have them, at most, over all shows."""
+
+
+class WholeLayers:
+    """The layers of one pass that no other pass plans, and those that it leaves to others. Used by the thread of the
+    pass alone."""
+
+    def __init__(
+        self,
+        permits: FramePermits,
+        works: Sequence[BacklogWork],
+        left_alone: set[str],
+        owner: str,
+        *,
+        most_frames: int,
+        seconds: float,
+    ) -> None:
+        """``left_alone``: ids of layers that the pass does not plan; those of others are added to them.
+        ``most_frames``: how many frames of a small layer wait at most. ``seconds``: the life of a permit."""
+        self._permits = permits
+        self._works = works
+        self._left_alone = left_alone
+        self._owner = owner
+        self._most_frames = most_frames
+        self._seconds = seconds
+        self._had: dict[str, tuple[Waiting, Permitted]] = {}
+        """The layers that this pass has to itself, by id, with the permit: of what waits another read may come."""
+        self.leaves_some = False
+        """Whether other passes have layers that this one came to."""
+
+    def look(self) -> int:
+        """Leave the layers alone that other passes have, out of those that come next. Returns how many small layers
+        come next. One round trip."""
+        of_each = LAYERS_LOOKED_AT // max(1, len(self._works))
+        small = [waiting for work in self._works for waiting in islice(work, of_each) if self._is_asked_for(waiting)]
+        if len(small) >= FEWEST_LAYERS:
+            self._leave(self._permits.held(list(map(_permit, small)), but_of=self._owner))
+        return len(small)
+
+    def ask(self, wanted: Iterable[Waiting]) -> list[Waiting]:
+        """The layers among ``wanted`` whose frames this pass may read and plan: all but small ones that another pass
+        has."""
+        wanted = list(wanted)
+        small = {waiting.layer.id: (waiting, _permit(waiting)) for waiting in wanted if self._is_asked_for(waiting)}
+        asked = [permit for _, permit in small.values()]
+        granted = self._permits.take(asked, self._owner, seconds=self._seconds)
+        self._had |= {layer_id: small[layer_id] for layer_id in granted}
+        refused = small.keys() - granted
+        if refused:
+            self._leave(refused)
+            # The pass that was faster is mostly ahead by more layers than these.
+            self.look()
+        return [waiting for waiting in wanted if waiting.layer.id not in refused]
+
+    def give_up_unfinished(self, planned: Collection[str]) -> list[Permitted]:
+        """The permits to give back of the layers of which frames wait that the pass did not plan. ``planned``: the ids
+        of the layers of which it planned any."""
+        had = ((layer_id, self._had[layer_id][0]) for layer_id in set(planned).intersection(self._had))
+        return self.give_up_all_but([layer_id for layer_id, waiting in had if waiting.unplanned <= 0])
+
+    def give_up_all_but(self, layer_ids: Collection[str]) -> list[Permitted]:
+        """The permits to give back of all layers but these."""
+        kept = set(layer_ids)
+        given_up = [permit for layer_id, (_, permit) in self._had.items() if layer_id not in kept]
+        self._had = {layer_id: had for layer_id, had in self._had.items() if layer_id in kept}
+        return given_up
+
+    def _is_asked_for(self, waiting: Waiting) -> bool:
+        return waiting.frames <= self._most_frames and waiting.layer.id not in self._had
+
+    def _leave(self, layer_ids: Collection[str]) -> None:
+        self._left_alone.update(layer_ids)
+        self.leaves_some |= bool(layer_ids)
+
+
+def _permit(waiting: Waiting) -> Permitted:
+    # Its frames that are tried again, or come anew, count under another version.
+    return waiting.layer.id, waiting.layer.count_version
