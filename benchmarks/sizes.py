@@ -130,10 +130,17 @@ class GrowthResult:
 # Farms that do nothing
 
 
-def run_idle_farms(counts: Sequence[int], *, most_hosts: int, seconds: float, console: Console) -> list[SizeResult]:
-    """Farms of three sizes, each with so many workers in turn."""
+def run_idle_farms(
+    counts: Sequence[int],
+    *,
+    most_hosts: int,
+    seconds: float,
+    console: Console,
+    parts: Sequence[float] = IDLE_PARTS,
+) -> list[SizeResult]:
+    """Farms of these sizes, each with so many workers in turn."""
     results: list[SizeResult] = []
-    for part in IDLE_PARTS:
+    for part in parts:
         with workbench(idle.ENVIRONMENT) as bench:
             shutil.copy(row_meter.__file__, bench.fleet.directory)
             site = _idle_site(bench, max(2, int(part * most_hosts)))
@@ -141,7 +148,7 @@ def run_idle_farms(counts: Sequence[int], *, most_hosts: int, seconds: float, co
                 result = _measure(site, count, seconds)
                 small = next((it for it in results if it.workers == count), None)
                 if small is not None:
-                    more_hosts = site.hosts - int(IDLE_PARTS[0] * most_hosts)
+                    more_hosts = site.hosts - int(parts[0] * most_hosts)
                     kilobytes = 1024 * (result.memory_mb - small.memory_mb) / more_hosts
                     result = replace(result, kb_a_host=round(kilobytes, 2))
                 results.append(result)
@@ -292,15 +299,20 @@ def _wait(check: Callable[[], _T | None]) -> _T:
 
 
 def run_growth(
-    counts: Sequence[int], *, most_hosts: int, console: Console, rest_seconds: float = REREAD_SECONDS
+    counts: Sequence[int],
+    *,
+    most_hosts: int,
+    console: Console,
+    rest_seconds: float = REREAD_SECONDS,
+    parts: Sequence[tuple[float, float]] = GROWTH_PARTS,
 ) -> list[GrowthResult]:
     """The same number of frames on each farm; with each number of workers. What the fleet costs at rest is watched for
     ``rest_seconds`` before: a round of rereads."""
     results = []
-    least = int(min(frames for _, frames in GROWTH_PARTS) * most_hosts)
+    least = int(min(frames for _, frames in parts) * most_hosts)
     for count in counts:
         found = []
-        for hosts, frames in GROWTH_PARTS:
+        for hosts, frames in parts:
             result = _growth(int(hosts * most_hosts), int(frames * most_hosts), count, least, rest_seconds)
             console.print(f"  {result.phase}, {count} workers: {result.rows} rows and {result.wal_bytes} B a frame")
             found.append(result)

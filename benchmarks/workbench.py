@@ -104,8 +104,8 @@ class Workbench:
         }
         return Reading(spent, reading.machine)
 
-    def gauges(self, name: str) -> list[float]:
-        """A gauge of each worker; workers that do not have it, or not yet, are left out."""
+    def samples(self, name: str) -> list[float]:
+        """The samples of a gauge or counter of each worker; workers that do not have it, or not yet, are left out."""
         return [
             sample.value
             for port in self.metrics_ports.values()

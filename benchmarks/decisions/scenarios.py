@@ -353,10 +353,12 @@ ONE_LAYER = Scenario(
     hosts=(Hosts("one", 100, 16, tag="one"), Hosts("fifty", 100, 16, tag="fifty")),
     shows=(Show("show", 3200),),
     work=(
-        Work("one", "show", 1600, seconds=(600, 600), tag="one"),
-        Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=7),
+        # A fleet that starts divides the farm, and its first plans are small: neither is asked about here.
+        Work("before", "show", 40, jobs=20, seconds=(0.5, 1.0), tag="one"),
+        Work("one", "show", 1600, seconds=(600, 600), tag="one", at=9),
+        Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=16),
     ),
-    seconds=18,
+    seconds=25,
     judge=judge_one_layer,
     control=Control("whole rounds off", "fill time, one layer to fifty", queue={"whole_rounds": "false"}),
 )
