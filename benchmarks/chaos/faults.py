@@ -265,8 +265,7 @@ class Faults:
             self._site.agenda.later(0.5, lambda: self._tell_again(definitions))
 
     def _change_silently(self) -> str | None:
-        with self._site.engine.begin() as connection:
-            return change_silently(connection, self._chance) or None
+        return change_silently(self._site.engine, self._chance) or None
 
     # Releases and hosts
 

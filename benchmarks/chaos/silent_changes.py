@@ -2,18 +2,23 @@
 
 A layer gets a licence or asks for more memory, or its job goes to another folder, on a database whose triggers keep
 quiet. None of the job's frames runs, and none is being booked, because all that wait are locked: so whatever is booked
-afterwards counts under the new caps, which the sampler looks at, and has the new amount, which the witness sees.
+afterwards counts under the new caps, which the sampler looks at, and has the new amount, which the witness sees. The
+frames stay locked until every statement has ended that may have read what was before the change.
 """
 
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Engine, Row, text
 
 MOST_MEMORY_KB = 4 * 1024 * 1024
+MOST_SECONDS = 5.0
+"""How long frames stay locked at most for the sake of statements that do not end: some wait for these locks."""
+_POLL_SECONDS = 0.005
 
 # A job with its next folder and licence, none of whose frames runs.
 _JOBS = text(
@@ -36,6 +41,11 @@ _RUNS = text("SELECT EXISTS (SELECT FROM proc WHERE pk_job = :job)")
 _QUIET = text("SET LOCAL session_replication_role = 'replica'")
 _MOVE = text("UPDATE job SET pk_folder = :folder WHERE pk_job = :job")
 _RAISE = text("UPDATE layer SET int_mem_min = :memory WHERE pk_layer = :layer")
+_NOW = text("SELECT clock_timestamp()")
+_OLDER = text(
+    "SELECT EXISTS (SELECT FROM pg_stat_activity"
+    " WHERE datname = current_database() AND state = 'active' AND query_start <= :changed)"
+)
 _LIMIT = text("INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES (:id, :layer, :limit)")
 
 # The transaction of a booking has its frames locked, and so has one that raises the amount: what is seen at the end of
@@ -67,21 +77,36 @@ def too_small(connection: Connection) -> list[str]:
     return list(connection.execute(_TOO_SMALL).scalars())
 
 
-def change_silently(connection: Connection, chance: random.Random) -> str:
+def change_silently(engine: Engine, chance: random.Random) -> str:
     """Change a layer that waits, or its job, and let nobody hear of it; what was changed, empty for nothing.
 
     Raises SQLAlchemyError where somebody has its frames locked.
     """
-    found = connection.execute(_JOBS).all()
-    if not found:
-        return ""
-    row = chance.choice(found)
-    connection.execute(_LOCK_BRIEFLY)
-    connection.execute(_LOCK_FRAMES, {"job": row.pk_job})
-    if connection.execute(_RUNS, {"job": row.pk_job}).scalar_one():
-        return ""
-    connection.execute(_QUIET)
-    return chance.choice((_get_licence, _move_job, _raise_memory))(connection, row)
+    with engine.begin() as locking:
+        found = locking.execute(_JOBS).all()
+        if not found:
+            return ""
+        row = chance.choice(found)
+        locking.execute(_LOCK_BRIEFLY)
+        locking.execute(_LOCK_FRAMES, {"job": row.pk_job})
+        if locking.execute(_RUNS, {"job": row.pk_job}).scalar_one():
+            return ""
+        with engine.begin() as connection:
+            connection.execute(_QUIET)
+            changed = chance.choice((_get_licence, _move_job, _raise_memory))(connection, row)
+        # A booking's statement that reads the layer as it was, and comes to its frames when they are free again, would
+        # be right to book them.
+        _await_older_statements(engine)
+    return changed
+
+
+def _await_older_statements(engine: Engine) -> None:
+    """Wait until the statements have ended that run now, MOST_SECONDS at most."""
+    deadline = time.monotonic() + MOST_SECONDS
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        now = connection.execute(_NOW).scalar_one()
+        while time.monotonic() < deadline and connection.execute(_OLDER, {"changed": now}).scalar_one():
+            time.sleep(_POLL_SECONDS)
 
 
 def _get_licence(connection: Connection, row: Row[Any]) -> str:

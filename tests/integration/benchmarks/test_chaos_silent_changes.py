@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -12,9 +13,11 @@ from benchmarks.chaos.silent_changes import change_silently, plant_witness, too_
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from tests.kit.notifications import Listener
+from tests.kit.polling import eventually
 
 SEEDS = 30
 """Among so many each kind of change has its turn."""
+IS_READ = text("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
 CHANNELS = ("opencue_sched_backlog", "opencue_sched_caps", "opencue_sched_work")
 
 
@@ -39,8 +42,7 @@ def changes(engine: Engine) -> set[str]:
     """The kinds of what is changed, by their first words."""
     kinds = set()
     for seed in range(SEEDS):
-        with engine.begin() as connection:
-            kinds.add(change_silently(connection, random.Random(seed)).partition(" for ")[0])
+        kinds.add(change_silently(engine, random.Random(seed)).partition(" for ")[0])
     return kinds - {""}
 
 
@@ -58,6 +60,19 @@ def test_each_kind_of_change_is_made_and_nobody_hears_of_any(engine: Engine, job
     with closing(Listener(engine.url.render_as_string(hide_password=False), CHANNELS)) as listener:
         assert changes(engine) == {"a licence", "another folder", "twice the memory"}
         assert listener.heard(engine) == {}
+
+
+def test_a_change_ends_after_the_statements_that_may_know_what_was_before(engine: Engine, job: JobIds) -> None:
+    # Given a statement that began before the change, and is still reading
+    with ThreadPoolExecutor() as pool, engine.connect() as reading, engine.connect() as connection:
+        statement = pool.submit(reading.execute, text("SELECT pg_sleep(1)"))
+        eventually(lambda: connection.execute(IS_READ).scalar_one(), what="the statement")
+        # When a layer is changed
+        changed = changes(engine)
+        # Then the statement has ended when the change has
+        assert not connection.execute(IS_READ).scalar_one()
+        assert changed == {"a licence", "another folder", "twice the memory"}
+        statement.result()
 
 
 def test_nothing_is_changed_of_what_runs(engine: Engine, job: JobIds, host: HostIds) -> None:
