@@ -215,4 +215,4 @@ def _take_ports_of_our_own() -> None:
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     on_another = POSTGRES_VARIABLE in os.environ
-    processes._PORTS = processes._PORTS[2 * number + on_another :: 2 * count]
+    processes.PORTS = processes.PORTS[2 * number + on_another :: 2 * count]

@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.25
 """The time between two looks of a process that waits for the filler."""
 _RENEWAL_SECONDS = 2.0
 """The time between two renewals of the lease by a process that waits."""
-_ROWS_PER_RENEWAL = 2000
+ROWS_PER_RENEWAL = 2000
 """How many rows or entries are handled before the lease is renewed."""
 _SCAN_COUNT = 1000
 
@@ -174,12 +174,12 @@ class _Filler:
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.caps_version(connection)
-            entries = entries_of(self._renewing(store.procs(connection), every=_ROWS_PER_RENEWAL))
+            entries = entries_of(self._renewing(store.procs(connection), every=ROWS_PER_RENEWAL))
             imported = store.managed_show_versions(connection)
             rows = cap_rows_of_shows(connection, self._ledger, imported, imported)
-        for part in self._renewing(chunks(rows, _ROWS_PER_RENEWAL)):
+        for part in self._renewing(chunks(rows, ROWS_PER_RENEWAL)):
             self._ledger.write_caps(version, part, epoch=filling)
-        for changes in self._renewing(chunks(additions(entries), _ROWS_PER_RENEWAL)):
+        for changes in self._renewing(chunks(additions(entries), ROWS_PER_RENEWAL)):
             self._ledger.apply(changes, epoch=filling)
         opened = Epoch.new(run_id, dual=self._dual)
         if not self._replace(filling, opened):

@@ -27,7 +27,7 @@ REMOVAL = "REMOVAL"
 KINDS = (POSTED, "CLAIMED", "READY", "EXPIRED", REMOVAL, "TRASHED")
 _HEARD_AS = {"REMOVED": (REMOVAL,), "TRASHED": ("TRASHED", REMOVAL)}
 """The kinds under which callbacks hear of an event of the Stream. An event of any other kind is heard under its own."""
-_BLOCK_SECONDS = 1.0
+BLOCK_SECONDS = 1.0
 """How long one read of the Stream waits for events at most."""
 _RETRY_SECONDS = 1.0
 """The time after which a Stream that could not be read is read again."""
@@ -45,7 +45,7 @@ class EventReader:
     def read(self, seconds: float) -> list[dict[str, str]]:
         """The events since the last call, waiting up to ``seconds`` for one. Raises RedisError."""
         time_out = self._client.get_connection_kwargs().get("socket_timeout") or math.inf
-        block = max(1, round(1000 * min(seconds, _BLOCK_SECONDS, time_out / 2)))
+        block = max(1, round(1000 * min(seconds, BLOCK_SECONDS, time_out / 2)))
         answer = cast("list[Any]", self._client.xread({self._stream: self._position}, block=block, count=1000))
         entries = answer[0][1] if answer else []
         if entries:
@@ -118,7 +118,7 @@ class Notifier(PeriodicThread):
                 listeners.remove(found[0])
 
     def _pass_on(self) -> float:
-        for event in self._reader.read(_BLOCK_SECONDS / 2) if self._reader else ():
+        for event in self._reader.read(BLOCK_SECONDS / 2) if self._reader else ():
             kinds = _HEARD_AS.get(event["kind"], (event["kind"],))
             with self._lock:
                 called = [(kind, listener) for kind in kinds for listener in self._listeners[kind]]

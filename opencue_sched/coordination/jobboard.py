@@ -274,7 +274,7 @@ def _check_expiry(expiry: float) -> float:
 
 DEFAULT_CLAIM_SECONDS = 60.0
 """How long a claim lasts, unless the board is made with another time."""
-_LONGEST_LOOK_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 1.0
 """The longest time between two looks at a board while a caller waits."""
 
 
@@ -405,7 +405,7 @@ class JobBoard(BoardScripts):
 
     def wait(self, timeout: float | None = None) -> JobIterator:
         """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
-        if not self.wait_until(lambda: self.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
+        if not self.wait_until(lambda: self.counts().ready > 0, timeout, longest=LONGEST_LOOK_SECONDS):
             raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
         return self.iterjobs(only_unclaimed=True)
 
@@ -418,7 +418,7 @@ class JobBoard(BoardScripts):
             if left <= 0:
                 return False
             due_ms = self.counts().next_ms
-            due = _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000)
+            due = LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000)
             with self.answering():
                 reader.read(min(left, longest, due))
         return True

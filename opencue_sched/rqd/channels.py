@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
 """The longest that making a connection may take."""
-_IDLE_SECONDS = 300.0
+IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
 _RESOLVE_SECONDS = 5.0
 """The least time between two resolutions of a name. gRPC would use the address that it found last for 30 s."""
@@ -359,7 +359,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.dns_min_time_between_resolutions_ms", int(_RESOLVE_SECONDS * 1000)),
-            ("grpc.client_idle_timeout_ms", int(_IDLE_SECONDS * 1000)),
+            ("grpc.client_idle_timeout_ms", int(IDLE_SECONDS * 1000)),
             ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
             ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_SECONDS * 1000)),
             ("grpc.use_local_subchannel_pool", 1),

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import redis
 import structlog
 from redis.connection import AbstractConnection
 
@@ -44,8 +42,12 @@ COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
 CLAIM_SECONDS = 30
 """Longer than any machine stands still."""
 READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
-_CARRIED_OUT_SECONDS = 10.0
-_PEEKED_BYTES = 1_000_000
+
+
+class Unwatched(redis.Connection):
+    """A connection of this process whose commands are no steps."""
+
+    send_packed_command = AbstractConnection.send_packed_command
 
 
 class Steps:
@@ -62,6 +64,7 @@ class Steps:
 
     def watch_redis(self) -> None:
         send = AbstractConnection.send_packed_command
+        witness = redis.ConnectionPool.from_url(get_settings().redis_dsn, connection_class=Unwatched)
         transaction: list[str] | None = None
 
         def changed(name: str) -> None:
@@ -81,11 +84,9 @@ class Steps:
 
         def watched(connection: Any, packed: Any, *args: Any, **rest: Any) -> None:
             for name, command in commands_of(packed):
-                answered = _unread(connection)
                 send(connection, [command], *args, **rest)
-                until = time.monotonic() + _CARRIED_OUT_SECONDS
-                while _unread(connection) == answered and time.monotonic() < until:
-                    time.sleep(0.0002)
+                # Redis answers nobody before it has carried out what everybody else has sent it by then.
+                redis.Redis(connection_pool=witness).ping()
                 changed(name)
 
         AbstractConnection.send_packed_command = watched
@@ -123,12 +124,6 @@ class RenewsNothing(ClaimRenewer):
 
     def start(self) -> None:
         pass
-
-
-def _unread(connection: Any) -> int:
-    """Bytes of answers that have come and that nobody has read."""
-    readable, _, _ = select.select([connection._sock], [], [], 0)
-    return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
 
 
 def live(

@@ -1,6 +1,6 @@
 """What the metrics of our processes are called, which kind they are and which labels they have, as they are declared.
 
-A metric with labels shows no sample before it is used, and prometheus_client says its labels nowhere else.
+A metric with labels shows no sample before it is used, so one is shown for a moment.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from types import ModuleType
 from prometheus_client.metrics import MetricWrapperBase
 
 from opencue_sched.worker import fleet_metrics
+
+_MOST_LABELS = 8
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,20 @@ def declared_metrics(*modules: ModuleType) -> list[Declared]:
     found = []
     for metric in metrics:
         (family,) = metric.describe()
-        labels = tuple(metric._labelnames)
+        labels = _labels_of(metric)
         found.append(Declared(metric, family.name, family.type, labels, family.documentation, family.name in of_beats))
     return found
+
+
+def _labels_of(metric: MetricWrapperBase) -> tuple[str, ...]:
+    for count in range(1, _MOST_LABELS + 1):
+        values = [f"declared {number}" for number in range(count)]
+        try:
+            metric.labels(*values)
+        except ValueError:  # it has no labels, or another number of them
+            continue
+        (family,) = metric.collect()
+        metric.remove(*values)
+        named = ({value: name for name, value in sample.labels.items()} for sample in family.samples)
+        return next(tuple(names[value] for value in values) for names in named if names.keys() >= set(values))
+    return ()

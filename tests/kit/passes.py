@@ -157,10 +157,12 @@ def passes(
     past_ledger: bool = True,
     own: frozenset[int] = ALL_BUCKETS,
     clock: Callable[[], float] = time.monotonic,
+    sweep_clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store. ``named``: only what the test notes is read
     again before a pass. ``past_ledger``: the test builds its farm by SQL and tells the ledger nothing. ``own``: the
-    buckets of layers that its resync compares. ``clock`` is that of the backlog."""
+    buckets of layers that its resync compares. ``clock`` is that of the backlog, ``sweep_clock``
+    that of the sweeps."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
     )
@@ -176,7 +178,7 @@ def passes(
     with engine.connect() as connection:
         facts = check_schema(connection)
     postings = ClusterPostings(client, BoardKeys("cue", "clusters"))
-    sweeper = Sweeper(engine, settings, postings)
+    sweeper = Sweeper(engine, settings, postings, clock=sweep_clock)
     backlog = (BacklogFeed if named else ReadingAnew)(
         engine, settings, lambda: facts, BacklogChanges(client, "cue"), own=lambda: own, clock=clock
     )

@@ -27,7 +27,7 @@ _START_SECONDS = 60.0
 # free for a moment, during a restart, is not taken by a client's connection. Only every seventh is given out: what
 # takes the next port (a second program's metrics), one 100 above (a beat's) or 10,000 above (a Redis cluster's) leaves
 # those of others alone.
-_PORTS = range(20_000, 32_000, 7)
+PORTS = range(20_000, 32_000, 7)
 _CLAIMS_HELD = 100
 """How many ports this process keeps from others at most; the port claimed longest ago is given up first."""
 _claims: deque[int] = deque()
@@ -60,10 +60,10 @@ def free_port() -> int:
     It stays with the process that asked until that ends or has asked for a hundred others, since what is to listen on
     it may need seconds until it does. (On Linux; elsewhere nothing but the listener itself keeps the port.)
     """
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in random.sample(PORTS, len(PORTS)):
         if _claim(port) and _is_free(port):
             return port
-    raise ServiceFailed(f"no free TCP port between {_PORTS.start} and {_PORTS.stop - 1}")
+    raise ServiceFailed(f"no free TCP port between {PORTS.start} and {PORTS.stop - 1}")
 
 
 def _claim(port: int) -> bool:

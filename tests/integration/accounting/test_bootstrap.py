@@ -25,6 +25,7 @@ from opencue_sched.insight.health import check_redis
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.stepping import Actor, SteppedRedis, about_to, around, interrupted
 from tests.kit.counters import VERTICES, Store
+from tests.kit.mutants import changed_code
 from tests.kit.statements import listening, once_after_snapshot
 from tests.kit.world import World
 
@@ -72,13 +73,10 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["ours", "naive"])
-def test_a_store_is_not_filled_before_postgresql_has_ended_the_commits_of_before(
-    emptied: World, asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_not_filled_before_postgresql_has_ended_the_commits_of_before(emptied: World, asks: bool) -> None:
     """Naive is our filler without its question: the control that shows what is lost then."""
-    if not asks:
-        monkeypatch.setattr(bootstrap, "may_still_commit", lambda *_: False)
-    with emptied.stalled_commit() as (booked, finish):
+    unasked = {"while may_still_commit(self._engine, self._age):": "while False:"}
+    with changed_code(bootstrap, {} if asks else unasked), emptied.stalled_commit() as (booked, finish):
         ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, sleep=lambda _: finish())
     assert len(emptied.store.ids()) == (4 if asks else 3)
     assert (booked.proc_id in emptied.store.ids()) == asks
@@ -264,7 +262,7 @@ def test_a_filler_keeps_its_lease_while_it_writes(emptied: World, monkeypatch: p
     """However long that takes: a piece of it took all but a second of the lease."""
     client, filler = emptied.store.client, stepped_newcomer(emptied)
     left: list[int] = []
-    monkeypatch.setattr(bootstrap, "_ROWS_PER_RENEWAL", 1)
+    monkeypatch.setattr(bootstrap, "ROWS_PER_RENEWAL", 1)
 
     def slowly() -> None:
         left.append(int(str(client.pttl(keys.BOOTSTRAP_LEASE))))

@@ -1,36 +1,31 @@
 """Absent from a snapshot is not gone: what was booked after the mark is not judged by a snapshot of before.
 
-Played by production code, and by the same without its rule: whatever the snapshot lacks is taken away.
+Played by production code, and by the same without its rule: whatever the snapshot lacks is taken away, without a look
+at the mark, nor at the age.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from opencue_sched.accounting import differences
-from opencue_sched.accounting.keys import Record
-from opencue_sched.accounting.ledger import Cause, Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours
+from tests.kit.mutants import changed_code
 
 Play = Callable[..., Side]
 
 
-def _absent_is_gone(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> Change | None:
-    """The rule of a naive recompute: no look at the mark, nor at the age."""
-    if actual is not None:
-        return None
-    return Change(record.proc_id, record.changed_seq, None, cause=Cause.MISSED_RELEASE)
+JUDGED_BY_MARK_AND_AGE = "if not (settled_before_mark or (in_flight and too_old)):"
 
 
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])
-def ruled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def ruled(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether the rule is there. Without it production code is broken on purpose: the control."""
-    if not request.param:
-        monkeypatch.setattr(differences, "_judge", _absent_is_gone)
-    return bool(request.param)
+    with changed_code(differences, {} if request.param else {JUDGED_BY_MARK_AND_AGE: "if False:"}):
+        yield bool(request.param)
 
 
 def test_a_booking_in_flight_is_not_in_the_snapshot_yet(play: Play, ruled: bool) -> None:

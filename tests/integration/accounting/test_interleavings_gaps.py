@@ -10,9 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opencue_sched.accounting import caps as caps_module
-from opencue_sched.accounting import keys
-from opencue_sched.accounting import recompute as recompute_module
+from opencue_sched.accounting import caps, keys, recompute
 from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,
@@ -31,6 +29,7 @@ from tests.integration.accounting.interleaved import (
 )
 from tests.integration.accounting.interleaved_naive import InEachProcess, InProcess, OnRedis
 from tests.integration.accounting.interleaved_ours import Ours
+from tests.kit.mutants import changed_code
 
 Play = Callable[..., Side]
 
@@ -208,11 +207,21 @@ def test_a_stalled_recompute_that_saw_a_show_unmanaged(play: Play, player: type[
     side.check(ours=Figures(4, 4), naive=Figures(5, 2), breaks=OVER_BOOKED)
 
 
+LENT_LATE = {"    _lend_before_retiring(engine, ledger, check, changes)\n": ""}
+"""Entries of a show that goes back are retired, and no limit counts its frames as foreign yet."""
+_MANAGED = "        imported = dict(store.managed_show_versions(connection))\n"
+MANAGED_AT_ONCE = {
+    "        rows = [\n": f"{_MANAGED}        rows = [\n",
+    "        rows = cap_rows_of_shows(": f"{_MANAGED}        rows = cap_rows_of_shows(",
+}
+"""Frames of a show that comes over are foreign no more once it has the flag, imported or not."""
+
+
 @pytest.mark.parametrize("naive", [False, True], ids=["ours", "naive"])
 @pytest.mark.parametrize("managed", [True, False], ids=["over", "back"])
 @pytest.mark.parametrize("load", [True, False], ids=["limits loaded", "limits of before"])
 def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
-    play: Play, managed: bool, load: bool, naive: bool, monkeypatch: pytest.MonkeyPatch
+    play: Play, managed: bool, load: bool, naive: bool
 ) -> None:
     """Gap (e) with a limit that two shows share: its frames are foreign, or in the ledger, and never neither.
 
@@ -222,13 +231,12 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
     """
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)
-    if naive:
-        monkeypatch.setattr(recompute_module, "_lend_before_retiring", lambda *_: None)
-        monkeypatch.setattr(caps_module, "imported_shows", lambda _: side.managed_shows())
-    flip = side.flip(shared.show, managed=managed)
-    lent = [flip.boundary for _ in iter(flip.step, False) if shared.taken_again(load=load)]
+    with changed_code(recompute, LENT_LATE if naive else {}), changed_code(caps, MANAGED_AT_ONCE if naive else {}):
+        flip = side.flip(shared.show, managed=managed)
+        lent = [flip.boundary for _ in iter(flip.step, False) if shared.taken_again(load=load)]
+        lent_at_last = shared.taken_again(load=load)
     assert side.scalar("SELECT b_scheduler_managed FROM show WHERE pk_show = :show", show=shared.show) == managed
-    assert bool(lent or shared.taken_again(load=load)) == (naive and (managed or not load)), lent
+    assert bool(lent or lent_at_last) == (naive and (managed or not load)), lent
 
 
 @pytest.mark.parametrize("player", [Ours, InEachProcess], ids=["ours", "naive"])

@@ -18,6 +18,7 @@ from opencue_sched.accounting.recompute import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence
 from tests.integration.accounting.stepping import Actor
+from tests.kit.mutants import changed_code
 
 MARKED = "sql SELECT pk_show, CAST(xmin AS text) AS ve"
 """What a recompute does when it has its mark: ask who is managed."""
@@ -29,11 +30,10 @@ MOMENTS = (START, COMMIT, VISIBLE, RENEWED, SNAPSHOT, JUDGED)
 
 
 @pytest.fixture(params=[True, False], ids=["ours", "numbers stay"])
-def renewing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def renewing(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether entries get new numbers. Without them production code is broken on purpose: the control."""
-    if not request.param:
-        monkeypatch.setattr(show_handover, "renew_entries", lambda *_: None)
-    return bool(request.param)
+    with changed_code(show_handover, {} if request.param else {"renew_entries(self._ledger, show_id)": "pass"}):
+        yield bool(request.param)
 
 
 @pytest.mark.parametrize("moment", [MARKED, SNAPSHOT, JUDGED], ids=["mark", SNAPSHOT, JUDGED])

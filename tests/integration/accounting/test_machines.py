@@ -24,7 +24,7 @@ from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change, book_call, id_calls, reconcile_calls
 from opencue_sched.accounting.recompute import follow_layers
-from opencue_sched.clients import lua_scripts
+from opencue_sched.clients.lua_scripts import LuaScript, ScriptCall, load_script
 from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -33,6 +33,7 @@ from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.counters import Store, booking
 from tests.kit.forced import force
 from tests.kit.limits import as_v49, before_v49, has_types, report, set_type
+from tests.kit.mutants import changed_script
 from tests.kit.world import World
 
 
@@ -266,23 +267,23 @@ class TestARollingUpgrade:
     """Workers of the release before know frames alone: their scripts are ours without machines."""
 
     @staticmethod
-    def old(name: str) -> lua_scripts.LuaScript:
-        text = lua_scripts.load_script(name).text
+    def old(name: str) -> LuaScript:
+        text = load_script(name).text
         for ours, before in (
             ("add_frames(key, sum[1] + 0)", "add(key, 'int_running', sum[1] + 0)"),
             ("(read[4] or '') ~= '' or (read[5] or '') ~= ''", "false"),
             ("note_start(id, limits, sign > 0 and booked)", ""),
         ):
             text = text.replace(ours, before)
-        assert text != lua_scripts.load_script(name).text
-        return lua_scripts.LuaScript(text, "0" * 40)
+        assert text != load_script(name).text
+        return LuaScript(text, "0" * 40)
 
-    def run(self, store: Store, call: lua_scripts.ScriptCall) -> Any:
+    def run(self, store: Store, call: ScriptCall) -> Any:
         return store.client.eval(self.old(call.name).text, len(call.keys), *call.keys, *call.args)
 
     def old_book(self, store: Store, entry: Booking) -> bool:
         call = book_call(store.ledger.epoch().text, "check", entry, "old")
-        return int(self.run(store, lua_scripts.ScriptCall(call.name, call.keys, call.args[:-1]))[0]) == 1
+        return int(self.run(store, ScriptCall(call.name, call.keys, call.args[:-1]))[0]) == 1
 
     def old_release(self, store: Store, *ids: str) -> None:
         for call in id_calls("release", ids, store.ledger.epoch().text):
@@ -1182,48 +1183,41 @@ def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, st
 
 
 @pytest.mark.parametrize(
-    ("script", "ours", "mistake"),
+    ("path", "ours", "mistake"),
     [
         (
-            "book",
+            "includes/seats.lua",
             "if use < threshold then return end\n  -- A machine",
             "if use <= threshold then return end\n  -- A machine",
         ),
-        ("book", "runs or reported or", "runs or"),
-        ("book", "local runs = frames > 0 and runs_there(limit, machine)", "local runs = frames > 0"),
-        ("book", "use - (counted_alone and 1 or 0) < threshold", "use < threshold"),
-        ("book", "local runs = frames > 0 and", "local runs = frames > 1 and"),
-        ("book", "      use = use - 1\n    elseif", "    elseif"),
-        ("book", "+ math.max(0, unknown)", ""),
-        ("book", "+ call('SCARD', others)", ""),
-        ("book", "call('SISMEMBER', holding .. ':past', machine) == 1", "false"),
-        ("book", "if use <= maximum then return end\n  -- Ours", "if true then return end\n  -- Ours"),
-        ("book", "#ours - (use - maximum)", "#ours - (use - maximum) + 1"),
-        ("book", "  table.sort(ours)\n", ""),
-        ("book", "since > 0 or (after", "(after"),
-        ("book", "-since > tonumber(after)", "false"),
-        ("book", "try('ZADD', 'acct:machines:' .. limit, 'GT', now, machine)", "local _"),
-        ("book", "note_start(id, ARGV[13], now)", "local _"),
-        ("book", "call('ZCOUNT', holding, bound, '+inf')", "call('ZCOUNT', holding, '(0', '+inf')"),
-        ("book", "settled + pending", "pending"),
-        ("book", "pending + math.max(0, running - known)", "pending"),
-        ("book", "'(' .. after, '+inf')", "0, '+inf')"),
-        ("reconcile", "last[2] or clock()", "clock()"),
-        ("reconcile", "if key and booked then", "if false then"),
-        ("release", "try('ZADD', machines, '-' .. clock(), machine)", "local _"),
-        ("release", "try('ZREM', key, id)", "local _"),
-        ("release", "type(sum) == 'table' or sum > 0", "sum ~= 1"),
+        ("includes/seats.lua", "runs or reported or", "runs or"),
+        ("includes/seats.lua", "local runs = frames > 0 and runs_there(limit, machine)", "local runs = frames > 0"),
+        ("includes/seats.lua", "use - (counted_alone and 1 or 0) < threshold", "use < threshold"),
+        ("includes/seats.lua", "local runs = frames > 0 and", "local runs = frames > 1 and"),
+        ("includes/seats.lua", "      use = use - 1\n    elseif", "    elseif"),
+        ("includes/seats.lua", "+ math.max(0, unknown)", ""),
+        ("includes/seats.lua", "+ call('SCARD', others)", ""),
+        ("includes/seats.lua", "call('SISMEMBER', holding .. ':past', machine) == 1", "false"),
+        ("includes/seats.lua", "if use <= maximum then return end\n  -- Ours", "if true then return end\n  -- Ours"),
+        ("includes/seats.lua", "#ours - (use - maximum)", "#ours - (use - maximum) + 1"),
+        ("includes/seats.lua", "  table.sort(ours)\n", ""),
+        ("includes/seats.lua", "since > 0 or (after", "(after"),
+        ("includes/seats.lua", "-since > tonumber(after)", "false"),
+        ("book.lua", "try('ZADD', 'acct:machines:' .. limit, 'GT', now, machine)", "local _"),
+        ("book.lua", "note_start(id, ARGV[13], now)", "local _"),
+        ("includes/seats.lua", "call('ZCOUNT', holding, bound, '+inf')", "call('ZCOUNT', holding, '(0', '+inf')"),
+        ("includes/seats.lua", "settled + pending", "pending"),
+        ("includes/seats.lua", "pending + math.max(0, running - known)", "pending"),
+        ("includes/seats.lua", "'(' .. after, '+inf')", "0, '+inf')"),
+        ("includes/machines.lua", "last[2] or clock()", "clock()"),
+        ("includes/machines.lua", "if key and booked then", "if false then"),
+        ("includes/machines.lua", "try('ZADD', machines, '-' .. clock(), machine)", "local _"),
+        ("includes/machines.lua", "try('ZREM', key, id)", "local _"),
+        ("includes/machines.lua", "type(sum) == 'table' or sum > 0", "sum ~= 1"),
     ],
 )
-def test_each_rule_left_out_is_found(
-    store: Store, monkeypatch: pytest.MonkeyPatch, script: str, ours: str, mistake: str
-) -> None:
+def test_each_rule_left_out_is_found(store: Store, path: str, ours: str, mistake: str) -> None:
     """The control of the test above: the script is broken on purpose, and that test fails."""
-    whole = lua_scripts.load_script(script).text
-    assert ours in whole
-    wrong = lua_scripts.LuaScript(whole.replace(ours, mistake), uuid.uuid4().hex)
-    load = lua_scripts.load_script
-    monkeypatch.setattr(lua_scripts, "load_script", lambda name: wrong if name == script else load(name))
     inner = test_machines_are_the_hosts_of_the_entries_whatever_happens.hypothesis.inner_test
     search = hypothesis_settings(
         max_examples=400,
@@ -1231,7 +1225,7 @@ def test_each_rule_left_out_is_found(
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
-    with pytest.raises((AssertionError, ResponseError)):
+    with changed_script(path, {ours: mistake}), pytest.raises((AssertionError, ResponseError)):
         for steps in _TOLD:
             inner(store, steps)
         search(given(st.lists(_STEPS, max_size=25))(lambda steps: inner(store, steps)))()

@@ -23,6 +23,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.insight.audit import compare_procs
 from opencue_sched.settings import Accounting
 from tests.integration.accounting.stepping import about_to, around, check_over, interrupted, stepped
+from tests.kit.mutants import changed_code
 from tests.kit.statements import listening, once_after_snapshot
 from tests.kit.world import AGE, World
 
@@ -107,17 +108,19 @@ def test_a_booking_that_was_moved_is_judged_by_the_marks_since(world: World) -> 
     assert world.recompute().causes == {"crashed_booking": 1}
 
 
+ASKED = "    stalled = may_still_commit(engine, age_seconds)\n"
+SNAPSHOT = "    managed, entries = read_snapshot(engine, only)\n"
+"""Two steps of our recompute, for its controls."""
+
+
 @pytest.mark.parametrize("asks", [True, False], ids=["ours", "naive"])
-def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
-    world: World, asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(world: World, asks: bool) -> None:
     """A COMMIT takes as long as it takes, however old the booking is: on a slow disk, without its standby.
 
     Naive is our recompute without its question: the control that shows what is lost then.
     """
-    if not asks:
-        monkeypatch.setattr(recompute_module, "may_still_commit", lambda *_: False)
-    with world.stalled_commit() as (booked, finish):
+    unasked = {ASKED: "    stalled = False\n"}
+    with changed_code(recompute_module, {} if asks else unasked), world.stalled_commit() as (booked, finish):
         assert not may_still_commit(world.engine, AGE), "it does not hang yet: every farm commits all the time"
         world.ledger.book([booked])
         for _ in range(3):
@@ -138,31 +141,18 @@ def test_a_commit_sent_at_the_last_moment_is_asked_for_before_its_booking_is_too
     assert seconds <= age - 10.0, "for so long it hangs, at least, when an age has passed"
 
 
-class AskedLater:
-    """The same question, put when its answer is needed: then the snapshot has been taken."""
-
-    def __init__(self, *how: Any) -> None:
-        self._how = how
-
-    def __bool__(self) -> bool:
-        return may_still_commit(*self._how)
-
-
-@pytest.mark.parametrize("asked", [may_still_commit, AskedLater], ids=["ours", "after the snapshot"])
-def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
-    world: World, asked: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["ours", "after the snapshot"])
+def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(world: World, before: bool) -> None:
     """The snapshot lacks its proc, and whoever asks only then finds no COMMIT that hangs: the control is our recompute
     with that order."""
-    if asked is not may_still_commit:
-        monkeypatch.setattr(recompute_module, "may_still_commit", asked)
-    with world.stalled_commit() as (booked, finish):
+    asked_later = {ASKED + SNAPSHOT: SNAPSHOT + ASKED}
+    with changed_code(recompute_module, {} if before else asked_later), world.stalled_commit() as (booked, finish):
         world.ledger.book([booked])
         recompute_later(world, booked)
 
         with once_after_snapshot(world.engine, finish):
             recompute_later(world, booked)
-    assert world.job_cores() == (booked.cores if asked is may_still_commit else 0), "and it runs"
+    assert world.job_cores() == (booked.cores if before else 0), "and it runs"
 
 
 def recompute_later(world: World, booked: Booking) -> None:

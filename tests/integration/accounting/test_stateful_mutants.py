@@ -1,28 +1,19 @@
 """Each rule of the protocol is needed: without it in the scripts or the code, the games find what goes wrong."""
 
 from __future__ import annotations
-import __future__
 
-import inspect
-import shutil
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType
-from typing import Any
+from types import ModuleType
 
 import pytest
 import redis
 
 from opencue_sched.accounting import age_marks, bootstrap, differences, foreign_decrements, recompute
-from opencue_sched.clients import lua_scripts
-from opencue_sched.clients.lua_scripts import load_script, lua_directory
-from tests.integration.accounting import plots
+from tests.integration.accounting import plots, stepped_booker, stepped_farm
 from tests.integration.accounting.games import GENERATED, machine_on, play
 from tests.integration.accounting.plots import Plot
-from tests.integration.accounting.stepped_booker import Booker
-from tests.integration.accounting.stepped_farm import SteppedFarm
+from tests.kit.mutants import changed_code, changed_script
 
 GAMES, STEPS = 60, 30
 
@@ -38,13 +29,13 @@ ASTRAY = "has the machines"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A rule taken out: in the file ``where`` of lua/, or in the function, ``rule`` reads ``instead``.
+    """A rule taken out: in the file ``where`` of lua/, or in the module, ``rule`` reads ``instead``.
 
     ``plot`` is the story that the games tell often; ``symptom`` what an invariant of the machine says in the end;
     ``kind`` the kind of store they are of.
     """
 
-    where: str | Callable[..., Any]
+    where: str | ModuleType
     rule: str
     instead: str
     plot: Plot
@@ -61,22 +52,22 @@ MUTANTS = {
         GHOST,
     ),
     "no in-flight carry": Mutant(
-        differences._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
+        differences, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
     ),
     "age judged by the clock at apply time": Mutant(
-        recompute.reconcile,
+        recompute,
         "is_too_old(record, seen, mark.seconds,",
         "is_too_old(record, seen_an_age_ago(ledger.client, mark, clock(), age_seconds), ledger.mark().seconds,",
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
-        differences._judge,
+        differences,
         "record.changed_seq <= mark_seq",
         "True",
         plots.booked_during_a_recompute,
     ),
     "anything absent is removed": Mutant(
-        differences._judge,
+        differences,
         "if not (settled_before_mark or (in_flight and too_old)):",
         "if False:",
         plots.booked_during_a_recompute,
@@ -103,45 +94,43 @@ MUTANTS = {
         plots.lost_before_its_insert,
         MISCOUNTED,
     ),
-    "bootstrap that does not wait": Mutant(
-        bootstrap._Filler.fill, "self._wait()", "pass", plots.lost_before_its_commit
-    ),
+    "bootstrap that does not wait": Mutant(bootstrap, "self._wait()", "pass", plots.lost_before_its_commit),
     "age judged by Redis TIME alone": Mutant(
-        age_marks.is_too_old, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
+        age_marks, " and record.changed_seq <= seen_seq", "", plots.clock_set_forward
     ),
     "unknown COMMIT rolled back": Mutant(
-        Booker.work,
-        "    if committed is None:\n        return\n",
-        "    committed = committed or []\n",
+        stepped_booker,
+        "        if committed is None:\n            return\n",
+        "        committed = committed or []\n",
         plots.committed_without_an_answer,
     ),
     "deadline that the client keeps": Mutant(
-        SteppedFarm.end_transactions, "end_sessions(self._at_once, pids)", "pass", plots.stopped_before_its_commit
+        stepped_farm, "end_sessions(self._at_once, pids)", "pass", plots.stopped_before_its_commit
     ),
     "COMMIT that hangs and is not asked for": Mutant(
-        recompute.reconcile, "frozenset[str]() if stalled else old", "old", plots.commit_that_hangs
+        recompute, "frozenset[str]() if stalled else old", "old", plots.commit_that_hangs
     ),
     "bootstrap that does not wait for a COMMIT that hangs": Mutant(
-        bootstrap._Filler._wait,
+        bootstrap,
         "while may_still_commit(self._engine, self._age):",
         "while False:",
         plots.lost_while_a_commit_hangs,
     ),
     "booking that never grows too old": Mutant(
-        age_marks.is_too_old,
+        age_marks,
         "mark_seconds - record.booked_at >= age_seconds",
         "False",
         plots.in_flight_during_a_recompute,
         DIVERGED,
     ),
     "wipe that an overtaken filler can do": Mutant(
-        bootstrap._Filler._wipe,
+        bootstrap,
         'self._ledger.call_under(id_calls("free", part, filling.text, "all"))',
         "self._client.unlink(*part)",
         plots.overtaken_filler,
     ),
     "successor of a dead filler that does not wait": Mutant(
-        bootstrap._Filler.fill,
+        bootstrap,
         "self._wait()",
         "stored.text.startswith('filling') or self._wait()",
         plots.filler_that_dies,
@@ -164,7 +153,7 @@ MUTANTS = {
         ASTRAY,
     ),
     "in flight that the swap does not carry": Mutant(
-        differences.Pass.entries_now,
+        differences,
         "for proc_id, record in self.check.records.items()}",
         "for proc_id, record in self.check.records.items() if record.state == 'C'}",
         plots.in_flight_during_a_recompute,
@@ -172,7 +161,7 @@ MUTANTS = {
         "dual",
     ),
     "swap that leaves out what another consistency check reads": Mutant(
-        foreign_decrements._stored,
+        foreign_decrements,
         "check is not None and check.complete",
         "check is not None",
         plots.ended_while_another_takes_stock,
@@ -218,32 +207,13 @@ MUTANTS = {
 
 
 @pytest.fixture(params=MUTANTS.values(), ids=MUTANTS)
-def mutant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mutant]:
-    """One rule is out until the test is over: production code is broken on purpose, as the games' control."""
+def mutant(request: pytest.FixtureRequest) -> Iterator[Mutant]:
+    """One rule is out until the test is over."""
     mutant: Mutant = request.param
-    if isinstance(mutant.where, str):
-        lua = shutil.copytree(lua_directory(), tmp_path / "lua")
-        (lua / mutant.where).write_text(_without(mutant, (lua / mutant.where).read_text()))
-        monkeypatch.setattr(lua_scripts, "lua_directory", lambda: lua)
-        load_script.cache_clear()
-    else:
-        _replace(monkeypatch, mutant)
-    yield mutant
-    load_script.cache_clear()
-
-
-def _without(mutant: Mutant, source: str) -> str:
-    assert source.count(mutant.rule) == 1, f"{mutant.rule!r} is not in the source, or more than once"
-    return source.replace(mutant.rule, mutant.instead)
-
-
-def _replace(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    """Give the function the code of its changed source, whoever has imported it."""
-    function: Any = mutant.where
-    source = _without(mutant, textwrap.dedent(inspect.getsource(function)))
-    compiled = compile(source, f"<{function.__name__} without a rule>", "exec", __future__.annotations.compiler_flag)
-    code = next(part for part in compiled.co_consts if isinstance(part, CodeType))
-    monkeypatch.setattr(function, "__code__", code)
+    changes = {mutant.rule: mutant.instead}
+    where = mutant.where
+    with changed_script(where, changes) if isinstance(where, str) else changed_code(where, changes):
+        yield mutant
 
 
 def test_a_ledger_without_one_of_its_rules_is_found_out(

@@ -626,9 +626,8 @@ def test_waiting_for_a_job_ends_when_one_is_posted(board):
     assert found == ["render"]
 
 
-def test_waiting_ends_when_a_delayed_job_is_due(board, redis_server, monkeypatch):
-    """Nobody tells of that moment: who waits looks again then, and not only when it has waited for long."""
-    monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
+def test_waiting_ends_when_a_delayed_job_is_due(board, redis_server):
+    """Nobody tells of that moment: who waits looks again then, and not only when it has waited for a second."""
     job = board.post("render", delay=0.5)
     with RedisLog(redis_server.url) as log:
         assert next(board.wait(60)).uuid == job.uuid
@@ -669,8 +668,8 @@ def test_waiting_for_the_end_of_a_job(board):
 @pytest.mark.parametrize("clustered", [False, True])
 def test_wake_ups_come_by_event(redis_client, redis_server, monkeypatch, clustered):
     """Of those who wait and found nothing each is woken, and none of them because it looks again."""
-    monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
-    monkeypatch.setattr("opencue_sched.coordination.board_events._BLOCK_SECONDS", 600.0)
+    monkeypatch.setattr("opencue_sched.coordination.jobboard.LONGEST_LOOK_SECONDS", 600.0)
+    monkeypatch.setattr("opencue_sched.coordination.board_events.BLOCK_SECONDS", 600.0)
     woken: list[str] = []
 
     def blocked() -> int:

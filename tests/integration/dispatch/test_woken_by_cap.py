@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from celery import Celery
@@ -10,7 +10,6 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.imported_shows import note_imported
 from opencue_sched.coordination.postings import Enqueued
-from opencue_sched.dispatch import sweep
 from opencue_sched.domain.clusters import Cluster
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
@@ -18,15 +17,20 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process
+from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
-from tests.kit.polling import eventually
 
 
 @pytest.fixture
-def here(engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Passes]:
-    monkeypatch.setattr(sweep, "_SCAN_BELIEVED_SECONDS", 0.0)  # who is woken is what has work by now
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings, clock: Clock) -> Iterator[Passes]:
     queue = settings.queue.model_copy(update={"manual_tags_chunk_size": 1})
-    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})) as runner:
+    changed = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})
+    with passes(engine, changed, sweep_clock=clock) as runner:
         yield runner
 
 
@@ -60,17 +64,13 @@ def put_to_rest(here: Passes, sent: Iterable[Sent]) -> dict[str, list[Verdict]]:
     return said
 
 
-def woken_by(here: Passes, host: str) -> list[Sent]:
-    """The clusters that are sent for when something came free on a host, however lately others did."""
-    sent: list[Sent] = []
-
-    def done() -> bool:
-        report = here.sweeper.sweep(wake_hosts=[host])
-        sent.extend(report.send)
-        return not report.ask_again
-
-    eventually(done)
-    return sent
+def woken_by(here: Passes, clock: Clock, host: str) -> Sequence[Sent]:
+    """The clusters that are sent for when something came free on a host, longer after others did than any has to wait
+    and than the scan before is believed."""
+    clock.advance(2)
+    report = here.sweeper.sweep(wake_hosts=[host])
+    assert report.ask_again == 0
+    return report.send
 
 
 def running(engine: Engine) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def end(here: Passes, proc: str) -> None:
     [("limit", Verdict.OVER_LIMIT), ("folder", Verdict.OVER_FOLDER), ("job", Verdict.OVER_JOB)],
 )
 def test_clusters_that_wait_at_a_cap_are_roused_by_a_run_that_ends_until_they_wait_no_more(
-    here: Passes, engine: Engine, cap: str, verdict: Verdict
+    here: Passes, clock: Clock, engine: Engine, cap: str, verdict: Verdict
 ) -> None:
     plant(here, cap, clusters=3)
     said = put_to_rest(here, here.sweeper.sweep().send)
@@ -104,7 +104,7 @@ def test_clusters_that_wait_at_a_cap_are_roused_by_a_run_that_ends_until_they_wa
         assert here.sweeper.sweep().send == (), "a sweep that nobody asked for rouses nobody"
 
         # then those that wait are looked at, and the first has what came free
-        said = put_to_rest(here, woken_by(here, host))
+        said = put_to_rest(here, woken_by(here, clock, host))
         assert {tag for tag, verdicts in said.items() if verdicts == [Verdict.FLOWING]} == booked
         assert set(said) == {"tag0", "tag1", "tag2"} - ({"tag0"} - booked)
 

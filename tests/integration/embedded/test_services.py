@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_a_temporary_directory_nobody_else_may_enter_is_left_alone(
 ) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    monkeypatch.setattr(processes.tempfile, "tempdir", str(closed))
+    monkeypatch.setattr(tempfile, "tempdir", str(closed))
     before = _modes(closed)
     with EmbeddedPostgres() as server, _connection(server) as connection:
         assert connection.status == psycopg2.extensions.STATUS_READY
@@ -324,6 +325,6 @@ def test_a_port_on_which_something_listens_is_given_to_nobody(monkeypatch: pytes
         listener.bind(("127.1.0.1", 0))
         listener.listen()
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(processes, "_PORTS", range(taken, taken + 1))
+        monkeypatch.setattr(processes, "PORTS", range(taken, taken + 1))
         with pytest.raises(ServiceFailed, match="no free TCP port"):
             processes.free_port()

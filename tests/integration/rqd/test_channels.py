@@ -141,7 +141,7 @@ def sockets() -> set[str]:
 
 def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a connection that may be idle for a second, to a farm of another process
-    monkeypatch.setattr(channels_module, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(channels_module, "IDLE_SECONDS", 1.0)
     farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert farm.stdout is not None
     try:

@@ -9,7 +9,6 @@ import pytest
 
 from opencue_sched.embedded.rqds.simulated_host import Answer
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
-from opencue_sched.rqd import channels as channels_module
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.rqd.launch import LaunchOutcome, launch_all
 from opencue_sched.settings import Rqd
@@ -175,12 +174,9 @@ def test_what_cannot_be_sent_in_time_is_not_sent(farm: SimulatedFarm, channels: 
     assert all("its turn did not come" in str(outcome.error) for outcome in outcomes)
 
 
-def test_one_lane_serves_hosts_one_after_the_other(
-    connect: Callable[..., RqdChannels], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channels_module, "_CALLS_AT_ONCE", 1)
-    outcomes = launch_all(connect(), [request(f"sim000{n}") for n in (1, 2, 3)])
-    assert ends(outcomes) == [(LAUNCHED, 1)] * 3
+def test_more_frames_than_calls_at_once_go_one_after_the_other(channels: RqdChannels) -> None:
+    outcomes = launch_all(channels, [request(f"sim000{n % 3 + 1}") for n in range(24)])
+    assert ends(outcomes) == [(LAUNCHED, 1)] * 24
 
 
 def test_a_dry_run_launches_everything_without_any_host() -> None:

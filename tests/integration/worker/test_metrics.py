@@ -143,7 +143,7 @@ def process(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     made = Process(changed, app)
     # Beside a Cuebot the shows of these tests would have to wait for half a minute before they are booked.
-    made.__dict__["facts"] = replace(made.facts, origin="opencue-sched")
+    made.facts = replace(made.facts, origin="opencue-sched")
     yield made
     made.close()
 

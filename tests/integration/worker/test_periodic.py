@@ -75,7 +75,7 @@ def test_a_quarantine_that_is_over_is_forgotten_with_the_next(engine: Engine) ->
 
 def test_a_history_that_cannot_be_drained_fails_no_reap(process: Process) -> None:
     # given a database that should have a queue, and has none
-    process.__dict__["facts"] = replace(process.facts, has_frame_history_queue=True)
+    process.facts = replace(process.facts, has_frame_history_queue=True)
     with capture_logs() as logs:
         summary = run_task(maintenance.reap, process)
     assert (summary["reaped"], summary["history_events"]) == (True, 0)

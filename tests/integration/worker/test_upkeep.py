@@ -39,7 +39,7 @@ def start(settings: Settings) -> Iterator[Callable[..., Process]]:
         release = settings.release.model_copy(update={"host_down_after": 0.5})
         app = Celery("upkeep", broker="memory://", set_as_current=False)
         process = Process(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
-        process.__dict__["facts"] = replace(process.facts, origin=origin)
+        process.facts = replace(process.facts, origin=origin)
         made.append(process)
         return process
 
@@ -237,7 +237,7 @@ def test_failures_that_cannot_be_noted_keep_no_history_from_being_drained(
     view.run_sql("DELETE FROM proc WHERE pk_job = :job", job=job.id)
     view.run_sql("UPDATE frame SET str_state = 'DEAD', int_exit_status = 1 WHERE pk_job = :job", job=job.id)
     process = start("cuebot")
-    process.__dict__["facts"] = replace(process.facts, has_frame_history_queue=True)
+    process.facts = replace(process.facts, has_frame_history_queue=True)
     view.run_sql(
         "CREATE FUNCTION frame_history_drain(p_limit int, p_wait boolean, p_safe boolean, OUT drained int,"
         " OUT skipped int) LANGUAGE sql AS 'SELECT 7, 0'"
