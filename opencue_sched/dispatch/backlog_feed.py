@@ -42,8 +42,8 @@ RESYNC_SECONDS = 10.0
 DEAF_RESYNC_SECONDS = 5.0
 """The time between two rounds while notifications of changes are not heard, or do not name the backlog."""
 WHOLE_ROUND_SECONDS = 60.0
-"""The time between two rounds in which a process compares all layers, not only those of its own buckets: a worker of
-the release before compares none, or others, and what another one found may not have been heard."""
+"""The least time between two rounds in which a process compares all layers, not only those of its own buckets: a worker
+of the release before compares none, or others, and what another one found may not have been heard."""
 WHOLE_ROUND_LAYERS_PER_SECOND = 500
 """The most layers that all processes of a fleet together compare a second in such rounds, which are the rarer the more
 layers and processes there are. Not where this process hears of no changes: there nothing else finds some of them."""
@@ -136,7 +136,7 @@ class BacklogFeed:
 
     def missed(self) -> None:
         """Note that changes were not heard for a while: everything is compared at once, and planned meanwhile."""
-        self._round_at = self._whole_at = self._shares_at = -math.inf
+        self._whole_at = self._round_at = self._shares_at = -math.inf
         self.resyncing.wake()
 
     def follow(self) -> None:
@@ -217,9 +217,24 @@ class BacklogFeed:
         own, is_told = self._own(), self._facts().backlog_is_named and not self.deaf
         processes = len(ALL_BUCKETS) / max(1, len(own))
         seconds = len(self.backlog) * processes / WHOLE_ROUND_LAYERS_PER_SECOND if is_told else 0.0
-        if whole := now - self._whole_at >= max(WHOLE_ROUND_SECONDS, seconds):
+        whole = now - self._whole_at >= max(WHOLE_ROUND_SECONDS, seconds)
+        seconds = RESYNC_SECONDS if is_told else DEAF_RESYNC_SECONDS
+        # Set before the round, because what is missed during it asks for another.
+        self._round_at = now + max(seconds, len(self.backlog) / LAYERS_PER_SECOND)
+        if whole:
             self._whole_at = now
-        compared, read_at = ALL_BUCKETS if whole else own, self.backlog.instant()
+        try:
+            self._compare(own, ALL_BUCKETS if whole else own)
+        except BaseException:
+            self._round_at = -math.inf
+            self._whole_at = -math.inf if whole else self._whole_at
+            raise
+        return _HEAR_SECONDS
+
+    def _compare(self, own: frozenset[int], compared: frozenset[int]) -> None:
+        """Compare the layers of the jobs in the buckets ``compared``, read those that differ, and tell the others of
+        those in the buckets ``own``."""
+        read_at = self.backlog.instant()
         rows = ask(
             self._engine,
             lambda connection: fetch_versions(
@@ -241,9 +256,6 @@ class BacklogFeed:
             self._found(self.backlog.shows_of(differ))
         self._tell(differ & mine)
         self._resynced_at = self._clock()
-        seconds = RESYNC_SECONDS if is_told else DEAF_RESYNC_SECONDS
-        self._round_at = now + max(seconds, len(self.backlog) / LAYERS_PER_SECOND)
-        return _HEAR_SECONDS
 
     def _tell(self, layers: Iterable[str]) -> None:
         """Tell the other workers that these layers are not as they were. What cannot be told is told with the next

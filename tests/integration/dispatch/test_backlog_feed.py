@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import redis
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.coordination import keys
 from opencue_sched.coordination.change_log import BacklogChanges
@@ -26,6 +27,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 from tests.kit.frozen_clock import Clock
 from tests.kit.gathering import counted_statements
+from tests.kit.statements import failing_statements, listening
 
 JOBS = 20
 
@@ -239,6 +241,38 @@ def test_who_may_have_missed_what_others_told_compares_all(
     none.hears()
 
     # then it has compared everything
+    assert none.knows() == layers_of(*waiting, come)
+
+
+def test_a_round_over_all_layers_that_fails_is_made_again_as_one(
+    follow: Follow, engine: Engine, waiting: list[JobIds]
+) -> None:
+    # given a worker to which no layer belongs, and that missed what the others heard
+    none = follow("two", own=frozenset())
+    come = new_job(engine)
+    none.feed.missed()
+
+    # when PostgreSQL does not answer its round over all layers, and then does
+    gone = OperationalError("SELECT", {}, Exception("gone"))
+    with failing_statements(engine, gone), pytest.raises(OperationalError):
+        none.feed.resync()
+    none.feed.resync()
+
+    # then it has compared everything
+    assert none.knows() == layers_of(*waiting, come)
+
+
+def test_what_is_missed_during_a_round_has_all_compared_at_once(
+    follow: Follow, engine: Engine, waiting: list[JobIds]
+) -> None:
+    # given a worker to which no layer belongs, and that hears no more during a round
+    none = follow("two", own=frozenset())
+    with listening(engine, "after_cursor_execute", lambda *_: none.feed.missed()):
+        none.compares()
+
+    # when the next round is made, then it is over all layers
+    come = new_job(engine)
+    none.feed.resync()
     assert none.knows() == layers_of(*waiting, come)
 
 
