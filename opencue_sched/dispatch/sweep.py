@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from opencue_sched.clients.lua_scripts import Fence
-from opencue_sched.clients.postgres import ask, reading
+from opencue_sched.clients.postgres import ask
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
 from opencue_sched.domain.clusters import Cluster, ClusterKind, normalise_tag
@@ -226,13 +226,11 @@ class Sweeper:
         napping = may_nap and not self._withdraw_due and self._clock() < self._nap_until
         if not napping:
             self._nap_until = float("-inf")
-            with reading(self._engine) as connection:
-                if wake_hosts:
-                    freed_tags = tags_of_hosts(connection, wake_hosts)
-                scan_seconds = self._find_waiting_tags(
-                    connection, freed_tags, for_shows=bool(wake_shows), for_hosts=bool(wake_hosts)
-                )
-                self._make_missing_clusters(connection, freed_tags, now)
+            # One connection at a time: the backlog may want one to say what waits.
+            if wake_hosts:
+                freed_tags = ask(self._engine, tags_of_hosts, wake_hosts)
+            scan_seconds = self._find_waiting_tags(freed_tags, for_shows=bool(wake_shows), for_hosts=bool(wake_hosts))
+            self._make_missing_clusters(freed_tags, now)
         ordered = sorted(with_work(self._awake, self.clusters), key=attrgetter("key"))
         ready = [replace(cluster, shard=shard) for cluster in ordered for shard in swept]
         active = frozenset(ready)
@@ -290,9 +288,7 @@ class Sweeper:
         self._postings.withdraw(gone, fence=fence)
         self._withdraw_due = False
 
-    def _find_waiting_tags(
-        self, connection: Connection, freed_tags: frozenset[str], *, for_shows: bool, for_hosts: bool
-    ) -> float | None:
+    def _find_waiting_tags(self, freed_tags: frozenset[str], *, for_shows: bool, for_hosts: bool) -> float | None:
         """Bring up to date where work waits; returns the seconds that a scan took, None when none was made."""
         began = self._clock()
         # 1. The backlog answers all sweeps but those after which the clusters are others. What no notification tells
@@ -307,11 +303,14 @@ class Sweeper:
         ):
             return None
         # 3. All others scan.
-        self._awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
+        self._awake = ask(
+            self._engine,
+            lambda connection: waiting_tags(connection, scoped_facilities(connection, self._settings)),
+        )
         self._scanned_at = began
         return self._clock() - began
 
-    def _make_missing_clusters(self, connection: Connection, freed_tags: Collection[str], now: float) -> None:
+    def _make_missing_clusters(self, freed_tags: Collection[str], now: float) -> None:
         """Read the clusters again when a host has got a tag that work waits for and no cluster has.
 
         Otherwise other work would have the host until the next reading. PostgreSQL is asked at once when such a tag is
@@ -322,8 +321,8 @@ class Sweeper:
         if not missing or not (announced or now >= self._tags_asked_at + self._settings.queue.active_scan_interval):
             return
         self._tags_asked_at = now
-        if have_a_cluster(connection, missing):
-            self.clusters = load_clusters(connection, self._settings)
+        if ask(self._engine, have_a_cluster, missing):
+            self.clusters = ask(self._engine, load_clusters, self._settings)
             self._withdraw_due = True
 
     def _report(

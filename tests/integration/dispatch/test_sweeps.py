@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Engine, text
 
 from opencue_sched.clients.lua_scripts import Fence
+from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.dispatch.sweep import NAP_SECONDS, Sweeper, SweepReport
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -183,6 +184,37 @@ def test_clusters_that_cannot_be_read_are_read_with_the_next_sweep(here: Passes,
     with failing_statements(here.engine, RedisConnectionError("gone")), pytest.raises(RedisConnectionError):
         here.sweeper.sweep()
     assert len(here.sweeper.sweep().send) == 1
+
+
+def test_a_process_of_one_connection_sweeps_by_what_it_knows(here: Passes, engine: Engine) -> None:
+    # given a process that reads PostgreSQL to say where work waits, and has one connection
+    plant(engine)
+    alone = make_engine(here.settings, pool_size=1)
+    sweeper = Sweeper(alone, here.settings, here.postings, waiting=lambda: ask(alone, waiting_tags, None))
+    # then its sweeps find the work, with and without a freed host
+    assert [sweeper.sweep(wake_hosts=hosts).active for hosts in ([], hosts_of(engine))] == [1, 1]
+    alone.dispose()
+
+
+def test_a_sweep_for_freed_hosts_plans_anew_what_somebody_has_discarded(
+    here: Passes, engine: Engine, clock: Clock
+) -> None:
+    # given a sweep that has had its question of hosts planned, and a pool that gives its session to another
+    plant(engine)
+    alone = make_engine(here.settings, pool_size=1)
+    sweeper = Sweeper(alone, here.settings, here.postings, clock=clock)
+    put_to_rest(here, sweeper.sweep(wake_hosts=hosts_of(engine)))
+    with alone.connect() as connection:
+        connection.execute(text("DEALLOCATE ALL"))
+    clock.advance(1)
+    # when hosts come free, then their cluster is woken
+    assert len(sweeper.sweep(wake_hosts=hosts_of(engine)).send) == 1
+    alone.dispose()
+
+
+def hosts_of(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT pk_host FROM host")).scalars())
 
 
 def scans(*reports: SweepReport) -> int:
