@@ -24,7 +24,7 @@ ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispa
 	dispatch/test_reservations.py accounting/test_tables.py \
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
 	reports/test_completion.py reports/test_dependencies.py reports/test_reports_together.py \
-	reports/test_completions_together.py insight)
+	reports/test_completions_together.py insight) tests/e2e/test_small_stress.py
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
 # OPENCUE_SCHED_COMPAT_DATABASE_URL.
 MIGRATIONS ?=
@@ -84,13 +84,11 @@ test-e2e: $(INSTALLED) ## Tests of whole processes
 test-chaos: $(INSTALLED) ## Tests that kill and freeze things
 	$(TESTS) $(PYTEST_ARGS) tests/chaos
 
-test-debian: $(INSTALLED) ## Tests of what PostgreSQL is asked, and a small stress, also with triggers row by row, on Debian's PostgreSQL
+test-debian: $(INSTALLED) ## Tests of what asks PostgreSQL most, and a small stress, on Debian's PostgreSQL
 ifeq ($(DEBIAN_POSTGRES),)
 	@echo "skipped: Debian's PostgreSQL is not installed (apt-get install postgresql)"; test -z "$$CI"
 else
-	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN) \
-		tests/e2e/test_row_by_row_stress.py
-	$(BIN)/python -m benchmarks stress --scale 0.2 --postgres $(DEBIAN_POSTGRES)
+	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN)
 endif
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
