@@ -59,7 +59,7 @@ _COMMIT_SPAN = text(
 ACTIVATE = text("UPDATE show SET b_scheduler_managed = :on WHERE pk_show = :show")
 _PAUSE = text("UPDATE job SET b_paused = true WHERE pk_show = :show")
 # Frames still waiting though their job, some subscription they reach, and a host there all have room for them.
-_PLACEABLE = text(
+PLACEABLE = text(
     """
     WITH used AS (
         SELECT h.pk_alloc, sum(p.int_cores_reserved) AS cores FROM proc p JOIN host h USING (pk_host)
@@ -225,7 +225,7 @@ def run_phase(
         seconds_to_99 = seconds_to(99, [(at - began, number) for number, at in enumerate(times, start=1)])
     with bench.engine.connect() as connection:
         booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
-        placeable = int(connection.execute(_PLACEABLE, {"show": farm.show.id}).scalar() or 0)
+        placeable = int(connection.execute(PLACEABLE, {"show": farm.show.id}).scalar() or 0)
         cores = connection.execute(
             text("SELECT coalesce(sum(int_cores_reserved), 0) / 100 FROM proc WHERE pk_show = :show"),
             {"show": farm.show.id},

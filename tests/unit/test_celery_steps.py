@@ -17,12 +17,15 @@ from opencue_sched import celery as wiring
 from opencue_sched.celery import ProcessStep, sleep_unless_stopped
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.worker.workload import Workload
+from tests.kit.frozen_clock import Clock
 
 
-def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
-    began = time.monotonic()
-    sleep_unless_stopped(0.05)
-    assert time.monotonic() - began >= 0.05
+def test_a_wait_takes_its_time_when_nobody_says_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(wiring, "time", SimpleNamespace(monotonic=clock, sleep=clock.advance))
+    began = clock()
+    sleep_unless_stopped(5.0)
+    assert clock() - began == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("order", "raised"), [("should_stop", WorkerShutdown), ("should_terminate", WorkerTerminate)])

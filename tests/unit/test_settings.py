@@ -9,7 +9,6 @@ import pytest
 import redis
 from pydantic import ValidationError
 
-from opencue_sched import settings as settings_module
 from opencue_sched.coordination.keys import QueueName
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import WrongConfiguration
@@ -296,10 +295,6 @@ def test_a_variable_for_a_key_of_the_reference_scheduler_is_refused_with_what_re
     get_settings.cache_clear()
     with pytest.raises(WrongConfiguration, match=r"OPENCUE_SCHED_SENTRY_DSN: .*; it is not needed here"):
         get_settings()
-
-
-def test_what_was_removed_is_no_setting():
-    assert not settings_module._REPLACED.keys() & {".".join(path) for path, _ in setting_fields()}
 
 
 def test_no_setting_and_nothing_of_others_is_warned_of():

@@ -57,7 +57,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions, console: Console) -> int:
     """Everything; returns the exit status: 0 when the job finished and the audit passed."""
-    _clean_up_on_signals()
+    clean_up_on_signals()
     with _stage(options, say=lambda text: console.print(f"[cyan]·[/cyan] {text}")) as farm:
         try:
             seconds = _render(farm, options, console)
@@ -188,7 +188,7 @@ def _show_logs(farm: _Stage, console: Console) -> None:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _clean_up_on_signals() -> None:
+def clean_up_on_signals() -> None:
     """End as on Ctrl-C when told to stop, and when the terminal is closed (unless ``nohup`` says to go on)."""
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -82,7 +82,7 @@ def _stop(rqd: subprocess.Popen[bytes]) -> None:
         os.kill(rqd.pid, signal.SIGCONT)
 
 
-class _WithoutTime(subprocess.Popen):  # type: ignore[type-arg]
+class WithoutTime(subprocess.Popen):  # type: ignore[type-arg]
     """Popen for RQD's ``/usr/bin/time -p -o FILE [taskset -c LIST] COMMANDFILE`` on a machine without that program."""
 
     def __init__(self, command: Any, *args: Any, **options: Any) -> None:
@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> None:
     """Become RQD."""
     sys.argv = ["rqd", *arguments]
     if not Path(_TIME_PROGRAM).exists():
-        subprocess.Popen = _WithoutTime  # type: ignore[misc, assignment]
+        subprocess.Popen = WithoutTime  # type: ignore[misc, assignment]
     from rqd.__main__ import main  # type: ignore[import-not-found]
 
     main()

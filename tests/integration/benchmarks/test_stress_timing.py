@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
-from benchmarks.stress import _PLACEABLE, commit_span, database_clock, ours_from, seconds_to
+from benchmarks.stress import PLACEABLE, commit_span, database_clock, ours_from, seconds_to
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.imported_shows import ImportNote
 from opencue_sched.embedded.farms.farm import Farm
@@ -107,6 +107,6 @@ def test_a_layer_that_waits_is_placeable_unless_a_cap_or_every_host_is_too_full_
         for full, placeable in PLACEABLE_AFTER.items():
             with connection.begin_nested() as attempt:
                 connection.execute(text(full))
-                assert connection.execute(_PLACEABLE, {"show": show.id}).scalar() == placeable, full
+                assert connection.execute(PLACEABLE, {"show": show.id}).scalar() == placeable, full
                 attempt.rollback()
         connection.rollback()

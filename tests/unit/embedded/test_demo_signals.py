@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opencue_sched.embedded.demo.run import _clean_up_on_signals
+from opencue_sched.embedded.demo.run import clean_up_on_signals
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -23,7 +23,7 @@ def handlers_kept() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", ENDS)
 def test_it_ends_as_on_ctrl_c_when_told_to_and_when_its_terminal_is_closed(number: signal.Signals) -> None:
-    _clean_up_on_signals()
+    clean_up_on_signals()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
     # the shell says so as well, while it cleans up
@@ -32,5 +32,5 @@ def test_it_ends_as_on_ctrl_c_when_told_to_and_when_its_terminal_is_closed(numbe
 
 def test_it_goes_on_without_a_terminal_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _clean_up_on_signals()
+    clean_up_on_signals()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

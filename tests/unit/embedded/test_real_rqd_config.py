@@ -85,7 +85,7 @@ def test_a_frame_starts_without_the_time_program(tmp_path: Path) -> None:
     command.chmod(0o755)
 
     # when it is started the way RQD does on a machine that lacks /usr/bin/time
-    process = rqd_launcher._WithoutTime(
+    process = rqd_launcher.WithoutTime(
         ["/usr/bin/time", "-p", "-o", str(tmp_path / "stat"), str(command)],
         stdout=subprocess.PIPE,
         env={"CUE_FRAME": "0001-a", "PATH": "/usr/bin:/bin"},
@@ -94,5 +94,5 @@ def test_a_frame_starts_without_the_time_program(tmp_path: Path) -> None:
     # then it runs
     assert process.communicate()[0] == b"rendered 0001-a\n"
     # and other commands are left as they are
-    other = rqd_launcher._WithoutTime([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE)
+    other = rqd_launcher.WithoutTime([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE)
     assert other.communicate()[0] == b"1\n"
