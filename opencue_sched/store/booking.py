@@ -19,7 +19,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store.arrays import numbers, texts
 from opencue_sched.store.limit_types import TERMS
-from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of
+from opencue_sched.store.lookups import PLANNED_ONCE, prepared, row_of, same_key
 from opencue_sched.store.pending import DELAYING_STATUSES, SWITCHED_ON
 from opencue_sched.store.reservations import HELD, HOLD_COLUMNS, LOCKED_CENTICORES
 from opencue_sched.store.schema import SchemaFacts, with_start_after
@@ -46,10 +46,11 @@ _SET_TIMEOUTS = prepared(
     """
 )
 # Lock frames and read what the plan rests on: one row a layer, with the frames of the layer that were locked. Frames
-# come with their layers, so that both lists are joined before the rows of frames, of which PostgreSQL expects next to
-# none to wait: it would go through all planned layers for each frame. The condition that a frame is of its layer is
-# written so that no index of layers serves: where each layer had one frame when the statement was planned, an index
-# scan of a layer with twenty thousand would follow.
+# come with their layers, so that both lists are joined first, and each frame is looked up and locked by itself:
+# PostgreSQL expects next to none of them to wait, and where it knew of no frame when the statement was planned it would
+# compare all frames of the farm with all that are wanted. Layer and state are compared so that no other index serves:
+# where each layer had one frame when the statement was planned, an index scan of a layer with twenty thousand would
+# follow. Frames are locked in no order: nobody is waited for.
 _LOCK_FRAMES = f"""
     WITH planned AS MATERIALIZED (
         SELECT l.pk_layer, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
@@ -70,14 +71,15 @@ _LOCK_FRAMES = f"""
         SELECT f.pk_layer, f.pk_frame, GREATEST(planned.int_mem_min, asked.memory_kb) AS memory_kb
         FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[]), CAST(:frame_layers AS varchar[]))
              AS wanted(pk_frame, version, pk_layer)
-        JOIN planned ON planned.pk_layer = wanted.pk_layer
-        JOIN frame f ON f.pk_frame = wanted.pk_frame AND f.pk_layer IS NOT DISTINCT FROM wanted.pk_layer
-        LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = f.pk_frame
-        WHERE f.str_state = 'WAITING' AND f.int_version IS NOT DISTINCT FROM wanted.version
-          AND planned.may_start
-          AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame OFFSET 0)
-        ORDER BY f.pk_frame
-        FOR NO KEY UPDATE OF f SKIP LOCKED
+        JOIN planned ON planned.pk_layer = wanted.pk_layer AND planned.may_start
+        CROSS JOIN LATERAL (
+            SELECT pk_frame, pk_layer FROM frame
+            WHERE pk_frame = wanted.pk_frame AND pk_layer IS NOT DISTINCT FROM wanted.pk_layer
+              AND str_state IS NOT DISTINCT FROM 'WAITING' AND int_version IS NOT DISTINCT FROM wanted.version
+              AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = frame.pk_frame OFFSET 0)
+            FOR NO KEY UPDATE OF frame SKIP LOCKED
+        ) f
+        LEFT JOIN {row_of("opencue_sched_frame_memory", "asked", "pk_frame = f.pk_frame")} ON true
     )
     SELECT planned.*, of_layer.frames, of_layer.memory
     FROM planned
@@ -101,7 +103,7 @@ _READ_LOCKED = f"""
            h.int_cores_idle - {LOCKED_CENTICORES} AS centicores, h.int_mem_idle AS memory_kb, h.int_gpus_idle AS gpus,
            h.int_gpu_mem_idle AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
-    FROM host h JOIN host_stat s USING (pk_host)
+    FROM host h JOIN {row_of("host_stat", "s", "pk_host = h.pk_host")} ON true
     LEFT JOIN {HELD} ON true
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
 """  # noqa: S608 - only our own constants
@@ -141,15 +143,18 @@ _CAPS = prepared(
     SELECT vertex, cores, gpus, terms, vertex <> ALL(changing.names) AS steady
     FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
         SELECT name AS vertex, CAST(int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus, '' AS terms
-        FROM wanted JOIN subscription ON kind = 'sub' AND pk_show = id AND pk_alloc = alloc
+        FROM wanted JOIN {row_of("subscription", "sub", "pk_show = wanted.id AND pk_alloc = wanted.alloc")}
+            ON kind = 'sub'
         UNION ALL
         SELECT name, int_max_cores, int_max_gpus, ''
-        FROM wanted JOIN folder_resource ON kind = 'folder' AND pk_folder = id
+        FROM wanted JOIN {row_of("folder_resource", "folder", "pk_folder = wanted.id")} ON kind = 'folder'
         UNION ALL
-        SELECT name, int_max_cores, int_max_gpus, '' FROM wanted JOIN job_resource ON kind = 'job' AND pk_job = id
+        SELECT name, int_max_cores, int_max_gpus, ''
+        FROM wanted JOIN {row_of("job_resource", "job", "pk_job = wanted.id")} ON kind = 'job'
         UNION ALL
         SELECT name, COALESCE(int_max_value, 0), -1, terms.terms
-        FROM wanted JOIN limit_record ON kind = 'limit' AND pk_limit_record = id {TERMS}
+        FROM wanted JOIN {row_of("limit_record", "limit_record", "pk_limit_record = wanted.id")} ON kind = 'limit'
+        {TERMS}
     ) caps
     """  # noqa: S608 - only our own constants
 )
@@ -205,7 +210,7 @@ _RUNNING = f"""
     FROM unnest(CAST(:frames AS varchar[]), CAST(:host_names AS varchar[]), CAST(:cores AS int[]),
                 CAST(:memory AS bigint[]), CAST(:gpus AS int[]), CAST(:gpu_memory AS bigint[]))
          AS planned(pk_frame, host_name, cores, memory, gpus, gpu_memory)
-    WHERE f.pk_frame = planned.pk_frame
+    WHERE {same_key("f.pk_frame", "planned.pk_frame")}
     RETURNING f.pk_frame, f.int_version
 """  # noqa: S608 - only our own constants
 # Lock the counters and start frames: Cuebot's triggers count and record them.
@@ -221,7 +226,10 @@ _UNMARK = f"SELECT set_config('{MARKER}', '', true)"
 _ALL_LEFT_OUT = f"""
     current_setting('{UNCOUNTED}') = CAST(:started AS text) AND current_setting('{UNRECORDED}') = CAST(:started AS text)
 """
-_STARTED = "unnest(CAST(:frames AS varchar[])) AS planned(pk_frame) JOIN frame f ON f.pk_frame = planned.pk_frame"
+_STARTED = f"""
+    unnest(CAST(:frames AS varchar[])) AS planned(pk_frame)
+    JOIN {row_of("frame", "f", "pk_frame = planned.pk_frame")} ON true
+"""
 # Count the started frames in their layers.
 _COUNT_IN_LAYERS = f"""
     UPDATE layer_stat s
@@ -229,7 +237,7 @@ _COUNT_IN_LAYERS = f"""
         int_running_count = s.int_running_count + started.frames,
         ts_started = COALESCE(s.ts_started, started.first, current_timestamp)
     FROM (SELECT f.pk_layer, count(*) AS frames, min(f.ts_started) AS first FROM {_STARTED} GROUP BY f.pk_layer) started
-    WHERE s.pk_layer = started.pk_layer AND {_ALL_LEFT_OUT}
+    WHERE {same_key("s.pk_layer", "started.pk_layer")} AND {_ALL_LEFT_OUT}
 """  # noqa: S608 - only our own constants
 # Count the started frames in their jobs.
 _COUNT_IN_JOBS = f"""
@@ -237,7 +245,7 @@ _COUNT_IN_JOBS = f"""
     SET int_waiting_count = s.int_waiting_count - started.frames,
         int_running_count = s.int_running_count + started.frames
     FROM (SELECT f.pk_job, count(*) AS frames FROM {_STARTED} GROUP BY f.pk_job) started
-    WHERE s.pk_job = started.pk_job AND {_ALL_LEFT_OUT}
+    WHERE {same_key("s.pk_job", "started.pk_job")} AND {_ALL_LEFT_OUT}
 """  # noqa: S608 - only our own constants
 # Write the started frames into the history, unless the history is switched off.
 _RECORD = f"""
@@ -277,7 +285,7 @@ _START_ALL_FRAMES = prepared(
 _UNSTARTED = text("ROLLBACK TO SAVEPOINT opencue_sched_unstarted")
 # Take procs from the idle amounts of their hosts, and end the reservations that they were booked on.
 _TAKE_FROM_HOSTS = prepared(
-    """
+    f"""
     UPDATE host h
     SET int_cores_idle = h.int_cores_idle - taken.cores, int_mem_idle = h.int_mem_idle - taken.memory,
         int_gpus_idle = h.int_gpus_idle - taken.gpus, int_gpu_mem_idle = h.int_gpu_mem_idle - taken.gpu_memory
@@ -288,11 +296,11 @@ _TAKE_FROM_HOSTS = prepared(
              AS planned(pk_host, cores, memory, gpus, gpu_memory)
         GROUP BY pk_host
     ) taken
-    WHERE h.pk_host = taken.pk_host;
+    WHERE {same_key("h.pk_host", "taken.pk_host")};
     DELETE FROM opencue_sched_hold hold
     USING unnest(CAST(:owner_hosts AS varchar[]), CAST(:owners AS varchar[])) AS booked(pk_host, pk_layer)
     WHERE hold.pk_host = booked.pk_host AND hold.pk_layer = booked.pk_layer
-    """
+    """  # noqa: S608 - only our own constants
 )
 
 

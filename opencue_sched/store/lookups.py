@@ -46,3 +46,14 @@ def row_of(table: str, alias: str, condition: str) -> str:
     """
     # OFFSET 0 keeps PostgreSQL from pulling the subquery up into an ordinary join.
     return f"LATERAL (SELECT *, xmin FROM {table} WHERE {condition} OFFSET 0) {alias}"  # noqa: S608 - our own constants
+
+
+def same_key(column: str, value: str) -> str:
+    """The condition that a column of the table that a statement changes, which cannot stand in row_of, has a value of
+    what stands beside it.
+
+    The rows are looked up by an index of the column, for each value. For `column = value` PostgreSQL would also read
+    all of the index, and where the statistics know of no row in the table once for each value. An array in the place of
+    the value leaves it no other way. It is an array of one: one of many would be sorted for each row.
+    """
+    return f"{column} = ANY(ARRAY[{value}])"

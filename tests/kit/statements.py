@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
@@ -59,6 +60,36 @@ def counted_rows(connection: Connection) -> int:
     with connection.connection.cursor() as cursor:
         cursor.execute(_ROWS_READ)
         return int((cursor.fetchone() or (0,))[0])
+
+
+@contextmanager
+def rows_handled(connection: Connection) -> Iterator[list[int]]:
+    """How many rows each prepared statement has handled that the connection sends meanwhile: those that the steps of
+    its plan have handed on, and those that they have looked at in vain.
+
+    Each statement is explained after its message was sent, by doing once more what is then taken back.
+    """
+    handled: list[int] = []
+
+    def explain(_connection: Connection, cursor: Any, *_: object) -> None:
+        with connection.connection.cursor() as other:
+            for sent in cursor.query.decode().split(";"):
+                if sent.strip().startswith("EXECUTE "):
+                    other.execute(f"SAVEPOINT explained; EXPLAIN (ANALYZE, FORMAT JSON) {sent}")
+                    handled.append(round(_rows_of(other.fetchone()[0][0]["Plan"])))
+                    other.execute("ROLLBACK TO SAVEPOINT explained; RELEASE SAVEPOINT explained")
+
+    event.listen(connection, "after_cursor_execute", explain)
+    try:
+        yield handled
+    finally:
+        event.remove(connection, "after_cursor_execute", explain)
+
+
+def _rows_of(node: Mapping[str, Any]) -> float:
+    """The rows that a step of a plan, and all below it, have handed on or looked at in vain."""
+    in_vain = sum(rows for what, rows in node.items() if what.startswith("Rows Removed by "))
+    return (node["Actual Rows"] + in_vain) * node["Actual Loops"] + sum(map(_rows_of, node.get("Plans", ())))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from opencue_sched.store.hosts import fetch_buckets, fetch_hosts_by_id
 from opencue_sched.store.schema import check_schema, upgrade
 from tests.kit.gathering import reads_by_table
 from tests.kit.plans import plan
-from tests.kit.statements import counted_rows, rows_read
+from tests.kit.statements import counted_rows, rows_handled, rows_read
 from tests.kit.wide_farm import run_reservation_task, with_queue
 
 _DISABLED_COST = 1e10
@@ -74,7 +74,7 @@ def book(connection: Connection, procs: Sequence[PlannedProc]) -> None:
 def read(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     """What passes read, and the resync of the backlog."""
     facts, layers, jobs = check_schema(connection), {proc.layer.id for proc in procs}, {proc.job.id for proc in procs}
-    fetch_hosts_by_id(connection, [proc.host.id for proc in procs], 3600, planned_once=True)
+    fetch_hosts_by_id(connection, sorted({proc.host.id for proc in procs}), 3600, planned_once=True)
     fetch_buckets(connection, {proc.host.facility_id for proc in procs}, 3600, range(20))
     fetch_layers(connection, facts, facilities=None, layer_ids=layers, job_ids={*jobs, "gone"})
     booking.fetch_launch_details(connection, jobs, layers)
@@ -184,15 +184,18 @@ def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, 
             licences = [farm.limit(f"licence{number}", 10_000) for number in range(3)]
             farm.jobs([JobSpec([LayerSpec(frames=4, limits=licences)] * 5) for _ in range(20)])
             procs = plan(farm, settings)
-        # Then it reads what a connection does that plans now
         rows = []
-        for connection in (early, late):
-            before = counted_rows(connection)
-            book(connection, procs)
-            read(connection, procs)
-            rows.append(counted_rows(connection) - before)
+        for connection, share in ((early, 1), (early, 2), (late, 1), (late, 2)):
+            with rows_handled(connection) as handled:
+                book(connection, procs[: len(procs) * share // 2])
+                read(connection, procs[: len(procs) * share // 2])
+            rows.append(handled)
             connection.rollback()
-    assert rows[0] < 1.1 * rows[1]
+    # Then it reads no more than a connection does that plans now
+    half, whole, half_late, whole_late = rows
+    assert sum(whole) < 1.1 * sum(whole_late)
+    # And for twice as many frames no statement reads four times as much, whenever it was planned
+    assert [of for of in zip(half + half_late, whole + whole_late, strict=True) if of[1] > 100 + 3 * of[0]] == []
 
 
 def test_triggers_of_a_booking_scan_no_table(engine: Engine, procs: list[PlannedProc]) -> None:
