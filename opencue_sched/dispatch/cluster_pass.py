@@ -72,7 +72,7 @@ CONTENDED_SLEEP_SECONDS = 0.1
 few."""
 LEFT_TO_OTHERS_SECONDS = 1.0
 """How long a cluster sleeps while other planners have small layers of it: about the time of a full plan and its commit.
-As much is idle, those planners have hosts for all frames of their layers, and seldom leave any."""
+Seldom is a frame left for this one: layers are asked for as a whole only while hosts for more than a plan are idle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def hosts_divided(instances: int) -> int:
 @lru_cache(maxsize=_BUCKETS_KEPT)
 def bucket_of(row_id: str) -> int:
     """The bucket of a host, job or frame: the first byte of the MD5 of its id, which PostgreSQL computes as well
-    (store/hosts.py)."""
+    (store/hosts.py, store/backlog.py)."""
     return hashlib.md5(row_id.encode(), usedforsecurity=False).digest()[0]
 
 

@@ -98,8 +98,9 @@ MOST_CALLS = 4_000
 """How many calls are taken at once, and how many completions may wait for their answers. Further calls are refused;
 further completions are kept, and answered as one that PostgreSQL does not answer in time."""
 _CALL_THREADS = 32
-"""How many threads take completions, which are answered later (WaitingCalls). A few do it, and each that waits for an
-RQD which sends no message keeps one."""
+"""How many threads take completions, which are answered later (WaitingCalls). A few would do. But an RQD that opens a
+call and sends no message keeps one until its connection is closed for its age, and so many such RQDs hold up all
+completions until then."""
 _HOST_REPORT_CALL_THREADS = 2
 """Boot and status reports have threads of their own: none waits behind completions.
 A few threads that find the next call when they are done cost less than many that are woken in turn."""

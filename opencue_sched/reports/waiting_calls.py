@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import grpc
@@ -104,7 +104,8 @@ class WaitingCalls:
         """Answer what has ended and what has waited for too long."""
         now = time.monotonic()
         with self._lock:
-            late = [number for number, call in self._calls.items() if call.until <= now]
+            # They are in the order in which they are too late.
+            late = [number for number, _ in takewhile(lambda item: item[1].until <= now, self._calls.items())]
         self._ended.extend((number, self._too_late) for number in late)
         while ended := self._next():
             number, refusal = ended

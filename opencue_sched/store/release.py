@@ -117,8 +117,8 @@ _USAGE = f"""
       FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
                   AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
 """  # noqa: S608
-# Adds the frames that succeeded and failed to show_stats. Every run that ends in a show locks that one row.
-# Counts runs that succeeded and failed for their shows, whose rows are locked in order.
+# Adds the runs that succeeded and failed to the figures of their shows. Every run that ends in a show locks that one
+# row, in order where there are several.
 _SHOWS = """
     WITH ended AS (
         SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
