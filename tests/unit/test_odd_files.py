@@ -16,6 +16,7 @@ from opencue_sched.errors import InvalidInput, WrongConfiguration
 from opencue_sched.jobs.job_file import JobSpec
 from opencue_sched.settings import Settings
 from opencue_sched.text_file import MOST_BYTES, InvalidFile, read_yaml
+from tests.kit.wording import lacks
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """\
@@ -83,38 +84,38 @@ def job(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (job(shot=".."), "shot: '..' may contain only"),
+        (job(shot=".."), ["shot: ", "'..'"]),
         (job(shot='"sh\\n"'), None),
-        (job(shot='"s\\ud800"'), "shot: "),
-        (job(command='"a\\x07b"'), "layers[0].command: has the character U+0007"),
-        (job(command='"a\\0b"'), "layers[0].command: has the character U+0000"),
-        (job(env='{"A\\x1b": x}'), "layers[0].env.A\\x1b: is not the name of a variable"),
-        (job(env='{A: "\\ud800"}'), "layers[0].env.A: "),
-        (job(show="de\x07mo"), "line 1: not YAML: character U+0007"),
-        (job(memory="!!timestamp x"), "line 9, column 13: not YAML: "),
-        (job(memory="!!int abc"), "'abc'"),
-        (job(memory="!!int "), "line 9, column 13: not YAML: '' is not a number"),
-        (job(memory='!!float ""'), "line 9, column 13: not YAML: '' is not a number"),
-        (job(memory="!!set {a}"), "line 9, column 13: not YAML: "),
-        (job(memory="!!bool x"), "not YAML: 'x'"),
-        (job(memory="9" * 5000), "layers[0].memory: '99999"),
-        (job(memory="[" * 40 + "]" * 40), "layers[0].memory: expected a size"),
-        (job(memory="[" * 100_000), "nested too deep"),
-        (job(memory="&a [*a]"), "layers[0].memory: expected a size"),
-        (job(name='"a\\tb"'), "name: 'a\\tb' may contain only"),
-        (json.dumps({"show": "de\ud800mo"}), "show: "),
-        ('{"priority": ' + "9" * 5000 + "}", "not YAML: "),
-        ('{"priority": NaN}', "priority: "),
-        ('{"layers": ' + "[" * 100_000, "nested too deep"),
-        ('{"layers": ' + "[" * 100 + "]" * 100 + "}", "layers[0]: expected a mapping of keys"),
-        ("#" * (MOST_BYTES + 1), "has more than 2 MiB"),
+        (job(shot='"s\\ud800"'), ["shot: "]),
+        (job(command='"a\\x07b"'), ["layers[0].command: ", "U+0007"]),
+        (job(command='"a\\0b"'), ["layers[0].command: ", "U+0000"]),
+        (job(env='{"A\\x1b": x}'), ["layers[0].env.A\\x1b: "]),
+        (job(env='{A: "\\ud800"}'), ["layers[0].env.A: "]),
+        (job(show="de\x07mo"), ["line 1: ", "U+0007"]),
+        (job(memory="!!timestamp x"), ["line 9, column 13: "]),
+        (job(memory="!!int abc"), ["'abc'"]),
+        (job(memory="!!int "), ["line 9, column 13: ", "''"]),
+        (job(memory='!!float ""'), ["line 9, column 13: ", "''"]),
+        (job(memory="!!set {a}"), ["line 9, column 13: "]),
+        (job(memory="!!bool x"), ["'x'"]),
+        (job(memory="9" * 5000), ["layers[0].memory: ", "'99999"]),
+        (job(memory="[" * 40 + "]" * 40), ["layers[0].memory: "]),
+        (job(memory="[" * 100_000), ["deep"]),
+        (job(memory="&a [*a]"), ["layers[0].memory: "]),
+        (job(name='"a\\tb"'), ["name: ", "'a\\tb'"]),
+        (json.dumps({"show": "de\ud800mo"}), ["show: "]),
+        ('{"priority": ' + "9" * 5000 + "}", ["YAML"]),
+        ('{"priority": NaN}', ["priority: "]),
+        ('{"layers": ' + "[" * 100_000, ["deep"]),
+        ('{"layers": ' + "[" * 100 + "]" * 100 + "}", ["layers[0]: "]),
+        ("#" * (MOST_BYTES + 1), ["2 MiB"]),
     ],
 )
 def test_an_odd_job_file_is_refused_by_its_field(text, words):
     if words is None:
         assert JobSpec.parse(read_yaml(io.BytesIO(text.encode()))).shot == "sh"
     else:
-        assert any(words in problem for problem in refused(text)), refused(text)
+        assert any(not lacks(problem, *words) for problem in refused(text)), refused(text)
 
 
 def bomb(levels: int, width: int) -> str:
@@ -143,12 +144,12 @@ def test_an_alias_that_stands_for_little_is_read():
 
 
 def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
-    with Path("/dev/zero").open("rb") as endless, pytest.raises(InvalidFile, match="more than 2 MiB"):
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(InvalidFile, match="2 MiB"):
         JobSpec.parse(read_yaml(endless))
     endless_settings = tmp_path / "settings.yaml"
     endless_settings.symlink_to("/dev/zero")
     monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(endless_settings))
-    with pytest.raises(WrongConfiguration, match=r"settings\.yaml: has more than 2 MiB"):
+    with pytest.raises(WrongConfiguration, match=r"settings\.yaml: .*2 MiB"):
         Settings()
 
 
@@ -161,21 +162,21 @@ def settings_of(content: str | bytes, file: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("s.yaml", b"\xff\xfe", "codec can't decode byte 0xff in position 0"),
+        ("s.yaml", b"\xff\xfe", ["0xff", "position 0"]),
         (
             "s.yaml",
             "queue: {worker_threads: !!timestamp x}",
-            "line 1, column 25: not YAML: could not determine",
+            ["line 1, column 25: "],
         ),
-        ("s.yaml", "queue: {worker_threads: !!int }", "line 1, column 25: not YAML: '' is not a number"),
-        ("s.yaml", "queue: {priority_draw: !!float }", "line 1, column 24: not YAML: '' is not a number"),
+        ("s.yaml", "queue: {worker_threads: !!int }", ["line 1, column 25: ", "''"]),
+        ("s.yaml", "queue: {priority_draw: !!float }", ["line 1, column 24: ", "''"]),
     ],
 )
 def test_an_odd_settings_file_is_refused_by_file_and_field(tmp_path, monkeypatch, name, content, words):
     with pytest.raises(WrongConfiguration) as caught:
         settings_of(content, tmp_path / name, monkeypatch)
     assert str(caught.value).startswith(str(tmp_path / name))
-    assert words in str(caught.value)
+    assert not lacks(str(caught.value), *words)
 
 
 def mutated(text: str, chance: random.Random, *, most: int = 4) -> str:

@@ -191,32 +191,32 @@ def test_unknown_keys_and_nonsense_are_refused_by_the_variables_name(monkeypatch
 @pytest.mark.parametrize(
     ("text", "key", "reason"),
     [
-        ("queue: {workr: 1}", "queue.workr", "there is no such setting"),
-        ("qeueu: {worker_threads: 1}", "qeueu", "there is no such setting"),
-        ("queue: {stream: {cluster_bufer: 1}}", "queue.stream.cluster_bufer", "there is no such setting"),
-        ("queue: {cluster_reload_interval: soon}", "queue.cluster_reload_interval", "'soon' is not a duration; write"),
-        ("queue: 3", "queue", ""),
-        ("rqd: {addresses: {a: 1}}", "rqd.addresses.a", ""),
-        ("sentry_dsn: x", "sentry_dsn", "there is no such setting; it is not needed here"),
-        ("queue: {monitor_interval: 5s}", "queue.monitor_interval", "there is no such setting; it is not needed here"),
+        ("queue: {workr: 1}", "queue.workr", []),
+        ("qeueu: {worker_threads: 1}", "qeueu", []),
+        ("queue: {stream: {cluster_bufer: 1}}", "queue.stream.cluster_bufer", []),
+        ("queue: {cluster_reload_interval: soon}", "queue.cluster_reload_interval", ["'soon'"]),
+        ("queue: 3", "queue", []),
+        ("rqd: {addresses: {a: 1}}", "rqd.addresses.a", []),
+        ("sentry_dsn: x", "sentry_dsn", ["needed"]),
+        ("queue: {monitor_interval: 5s}", "queue.monitor_interval", ["needed"]),
         (
             "queue: {host_booking_strategy: {type: saturation}}",
             "queue.host_booking_strategy.type",
-            "there is no such setting; hosts are chosen by core_saturation and memory_saturation",
+            ["core_saturation", "memory_saturation"],
         ),
         (
             "accounting: {redis: {host: h, port: 1}}",
             "accounting.redis",
-            "there is no such setting; use accounting.redis_url",
+            ["accounting.redis_url"],
         ),
         (
             "accounting: {recompute_interval: 15s}",
             "accounting.recompute_interval",
-            "there is no such setting; use accounting.recompute_interval_seconds",
+            ["accounting.recompute_interval_seconds"],
         ),
-        ("log_root: {windows: S:/logs}", "log_root", "'default_os' is missing"),
-        ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting"),
-        ("logging: {level: loud}", "logging.level", ""),
+        ("log_root: {windows: S:/logs}", "log_root", ["'default_os'"]),
+        ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", []),
+        ("logging: {level: loud}", "logging.level", []),
     ],
 )
 def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_path, text, key, reason):
@@ -227,7 +227,8 @@ def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_
         Settings()
     (problem,) = setting_problems(refusal.value)
     variable = f"OPENCUE_SCHED_{key.replace('.', '__').upper()}"
-    assert problem.startswith(f"setting {variable} ({key} in {file}): {reason}")
+    assert problem.startswith(f"setting {variable} ({key} in {file}): ")
+    assert not lacks(problem, *reason)
 
 
 REFERENCE_FILE = """
@@ -285,7 +286,7 @@ def test_each_key_of_the_reference_schedulers_file_is_taken_or_refused_with_the_
     with pytest.raises(ValidationError) as refusal:
         Settings()
     problems = setting_problems(refusal.value)
-    assert [problem for problem in problems if "there is no such setting; " not in problem] == []
+    assert all("; " in problem for problem in problems), "each with its reason"
     (attempts,) = [problem for problem in problems if "host_candidate_attempts_per_layer" in problem]
     assert not lacks(attempts, "every host", "index")
 
@@ -293,7 +294,7 @@ def test_each_key_of_the_reference_schedulers_file_is_taken_or_refused_with_the_
 def test_a_variable_for_a_key_of_the_reference_scheduler_is_refused_with_what_replaces_it(monkeypatch):
     monkeypatch.setenv("OPENCUE_SCHED_SENTRY_DSN", "https://sentry.example.com/1")
     get_settings.cache_clear()
-    with pytest.raises(WrongConfiguration, match=r"OPENCUE_SCHED_SENTRY_DSN: .*; it is not needed here"):
+    with pytest.raises(WrongConfiguration, match="OPENCUE_SCHED_SENTRY_DSN: "):
         get_settings()
 
 
@@ -364,23 +365,23 @@ def test_what_is_no_database_url_is_refused_by_the_variables_name(monkeypatch, u
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("http://:hush@h/0", "is not a Redis URL: redis://, rediss://, unix:// or sentinel://"),
-        ("hush:6379", "is not a Redis URL"),
-        ("", "is not a Redis URL"),
-        ("redis://h:hush/0", "a port from 1 to 65535"),
-        ("redis://h:70000/0", "a port from 1 to 65535"),
-        ("redis://:hu/sh@h/0", "in the password as %2F"),
-        ("redis://[::1", "cannot be read"),
-        ("redis://h/hush", "the database, after the last /, must be a number"),
-        ("redis://h/0?socket_timeout=hush", "the options of redis:// are ssl, ssl_ca_certs, "),
-        ("redis://h?db=2", "the options of redis:// are ssl, "),
-        ("sentinel://h/main?password=hush", "are db, sentinel_username, sentinel_password, ssl, "),
-        ("unix://", "the path of a socket"),
-        ("unix:///s?ssl=true&password=hush", "the options of unix:// are db, username, password"),
-        ("rediss://h/0?ssl_cafile=hush", "the options of rediss:// are ssl, ssl_ca_certs, ssl_certfile"),
-        ("sentinel://h/main?ssl=true&ssl_cafile=hush", "sentinel_password, ssl, ssl_ca_certs"),
-        ("rediss://:hush@h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is required, optional or none"),
-        ("sentinel://:hush@h", "a Sentinel URL is sentinel://"),
+        ("http://:hush@h/0", ["redis://", "rediss://", "unix://", "sentinel://"]),
+        ("hush:6379", ["redis://"]),
+        ("", ["redis://"]),
+        ("redis://h:hush/0", ["1 to 65535"]),
+        ("redis://h:70000/0", ["1 to 65535"]),
+        ("redis://:hu/sh@h/0", ["%2F"]),
+        ("redis://[::1", []),
+        ("redis://h/hush", ["database"]),
+        ("redis://h/0?socket_timeout=hush", ["redis://", "ssl_ca_certs"]),
+        ("redis://h?db=2", ["redis://", "ssl"]),
+        ("sentinel://h/main?password=hush", ["db", "sentinel_username", "sentinel_password", "ssl"]),
+        ("unix://", ["socket"]),
+        ("unix:///s?ssl=true&password=hush", ["unix://", "db", "username", "password"]),
+        ("rediss://h/0?ssl_cafile=hush", ["rediss://", "ssl_ca_certs", "ssl_certfile"]),
+        ("sentinel://h/main?ssl=true&ssl_cafile=hush", ["sentinel_password", "ssl_ca_certs"]),
+        ("rediss://:hush@h/0?ssl_cert_reqs=maybe", ["ssl_cert_reqs", "required", "optional", "none"]),
+        ("sentinel://:hush@h", ["sentinel://"]),
     ],
 )
 @pytest.mark.parametrize("variable", ["REDIS_URL", "ACCOUNTING__REDIS_URL"])
@@ -390,7 +391,7 @@ def test_what_is_no_redis_url_is_refused_by_the_variables_name(monkeypatch, vari
         Settings()
     (problem,) = setting_problems(refusal.value)
     assert problem.startswith(f"setting OPENCUE_SCHED_{variable}: accounting.redis_url")
-    assert reason in problem
+    assert not lacks(problem, *reason)
     assert "hush" not in problem + str(refusal.value)
 
 
@@ -467,7 +468,8 @@ def test_a_file_that_a_url_names_is_looked_for(monkeypatch, tmp_path, variable, 
     with pytest.raises(ValidationError) as refusal:
         Settings()
     (problem,) = setting_problems(refusal.value)
-    assert problem == f"setting OPENCUE_SCHED_{variable}: {option} names {path}, which is not there"
+    assert problem.startswith(f"setting OPENCUE_SCHED_{variable}: {option} ")
+    assert str(path) in problem
     path.touch()
     Settings()
 
@@ -508,7 +510,8 @@ def test_a_receiver_of_events_is_a_url_or_a_command_and_the_url_is_never_shown(m
     monkeypatch.setenv("OPENCUE_SCHED_EVENTS__COMMAND", '["/bin/tell", "a, b", "$HOME"]')
     with pytest.raises(ValidationError) as refusal:
         Settings()
-    assert setting_problems(refusal.value) == ["give events.url or events.command, not both"]
+    (problem,) = setting_problems(refusal.value)
+    assert not lacks(problem, "events.url", "events.command")
     monkeypatch.delenv("OPENCUE_SCHED_EVENTS__URL")
     assert Settings().events.command == ("/bin/tell", "a, b", "$HOME")
     monkeypatch.delenv("OPENCUE_SCHED_EVENTS__COMMAND")

@@ -353,5 +353,5 @@ def test_a_redis_that_evicts_is_refused_at_a_workers_start_with_its_cure(own_red
         check_redis(client, Settings())
         for policy in ("allkeys-lru", "volatile-ttl"):
             client.config_set("maxmemory-policy", policy)
-            with pytest.raises(StoreUnusable, match="set maxmemory-policy to noeviction"):
+            with pytest.raises(StoreUnusable, match=r"maxmemory-policy.*noeviction"):
                 check_redis(client, Settings())

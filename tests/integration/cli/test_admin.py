@@ -232,35 +232,35 @@ def test_a_limit_counts_frames_or_machines(cli: Cli, build: Build) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        (("show", "info", "demmo"), 1, "there is no show 'demmo'; did you mean 'demo'?"),
-        (("show", "info", ""), 1, "there is no show ''"),
-        (("show", "create", "demo"), 1, "there is a show 'demo' already"),
-        (("show", "create", "de mo"), 1, "show 'de mo' may contain only letters"),
-        (("show", "active", "demo", "yes"), 2, "'yes' is not one of 'on', 'off'"),
-        (("show", "default-min-cores", "demo", "many"), 2, "'many' is not a valid number."),
-        (("show", "default-max-cores", "demo", "0.5"), 2, "less than one core"),
-        (("alloc", "create", "local.general"), 1, "there is an allocation 'local.general' already"),
-        (("alloc", "create", "clod.gpu"), 1, "there is no facility 'clod'"),
-        (("alloc", "create", "gpu", "--tag", "big mem"), 1, "tag 'big mem' may contain only"),
+        (("show", "info", "demmo"), 1, ["'demmo'", "'demo'"]),
+        (("show", "info", ""), 1, ["''"]),
+        (("show", "create", "demo"), 1, ["'demo'"]),
+        (("show", "create", "de mo"), 1, ["'de mo'"]),
+        (("show", "active", "demo", "yes"), 2, ["'yes'"]),
+        (("show", "default-min-cores", "demo", "many"), 2, ["'many'"]),
+        (("show", "default-max-cores", "demo", "0.5"), 2, ["core"]),
+        (("alloc", "create", "local.general"), 1, ["'local.general'"]),
+        (("alloc", "create", "clod.gpu"), 1, ["'clod'"]),
+        (("alloc", "create", "gpu", "--tag", "big mem"), 1, ["'big mem'"]),
         (
             ("alloc", "tag", "local.genral", "x"),
             1,
-            "no allocation 'local.genral'; did you mean 'local.general'?",
+            ["'local.genral'", "'local.general'"],
         ),
-        (("subscription", "create", "demo", "local.general", "10"), 1, "has a subscription for local.general already"),
-        (("subscription", "create", "demo", "local.general", "-5"), 2, ""),
-        (("subscription", "burst", "demo", "local.general", "x%"), 2, "'x' is not a valid number."),
+        (("subscription", "create", "demo", "local.general", "10"), 1, ["demo", "local.general"]),
+        (("subscription", "create", "demo", "local.general", "-5"), 2, []),
+        (("subscription", "burst", "demo", "local.general", "x%"), 2, ["'x'"]),
         (
             ("subscription", "size", "other", "local.general", "5"),
             1,
-            "other has no subscription for local.general",
+            ["other", "local.general"],
         ),
-        (("limit", "set", "arnodl", "5"), 1, "there is no limit 'arnodl'; did you mean 'arnold'?"),
-        (("limit", "create", "arnold", "5"), 1, "there is a limit 'arnold' already"),
-        (("limit", "create", "x", "-5"), 2, ""),
+        (("limit", "set", "arnodl", "5"), 1, ["'arnodl'", "'arnold'"]),
+        (("limit", "create", "arnold", "5"), 1, ["'arnold'"]),
+        (("limit", "create", "x", "-5"), 2, []),
     ],
 )
-def test_what_is_wrong_is_said(cli: Cli, build: Build, words: tuple[str, ...], status: int, problem: str) -> None:
+def test_what_is_wrong_is_said(cli: Cli, build: Build, words: tuple[str, ...], status: int, problem: list[str]) -> None:
     def make(farm: Farm) -> None:
         farm.subscription(farm.show("demo"), farm.alloc("general"), size=10)
         farm.show("other")
@@ -269,7 +269,7 @@ def test_what_is_wrong_is_said(cli: Cli, build: Build, words: tuple[str, ...], s
     build(make)
     ran = cli(*words)
     assert ran.status == status
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
     assert ran.out == ""
 
 

@@ -16,6 +16,7 @@ from opencue_sched.embedded.rqds.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm
 from tests.kit.command import Cli
 from tests.kit.polling import MOST_SECONDS, eventually
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -69,7 +70,8 @@ def test_what_a_person_does_to_a_job_is_a_comment_of_it(
 
 def test_what_is_set_on_layers_is_a_comment_of_their_job(cli: Cli, farm: None, rows: Rows) -> None:
     assert cli("layer", "set", JOB, "render", "--cores", "2", "--memory", "3GiB").status == 0
-    assert rows("SELECT str_subject FROM comments") == [("render set: cores 2.0, memory 3GiB",)]
+    ((subject,),) = rows("SELECT str_subject FROM comments")
+    assert not lacks(subject, "render", "cores 2.0", "memory 3GiB")
 
 
 @pytest.mark.parametrize("words", [("set", JOB, "render", "--cores", "2"), ("start-after", JOB, "render", "clear")])
@@ -194,7 +196,7 @@ def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -
 
 
 def test_a_host_has_comments_and_the_reason_of_its_lock(cli: Cli, farm: None, somebody: None, rows: Rows) -> None:
-    assert cli("host", "comment", HOST, "ticket 4711").out == "commented on 1 host\n"
+    assert cli("host", "comment", HOST, "ticket 4711").status == 0
     assert cli("host", "lock", HOST, "--reason", "fan").status == 0
     written, locked = cli("host", "info", HOST, "--json").json["comments"]
     assert (written["subject"], written["message"]) == ("ticket 4711", "ticket 4711")

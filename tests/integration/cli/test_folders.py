@@ -15,6 +15,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobIds, LayerSpec, ShowIds
 from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -111,22 +112,22 @@ def test_a_job_moves_with_what_it_uses_and_takes_what_the_folder_says(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("create", "demo", "demo x"), "may contain only"),
-        (("create", "demmo", "x"), "there is no show 'demmo'; did you mean 'demo'?"),
+        (("create", "demo", "demo x"), ["'demo x'"]),
+        (("create", "demmo", "x"), ["'demmo'", "'demo'"]),
         (
             ("create", "demo", "x", "--parent", "lightning"),
-            "show demo has no folder 'lightning'; did you mean 'lighting'?",
+            ["'lightning'", "'lighting'"],
         ),
-        (("create", "demo", "lighting"), "there is a folder 'lighting' in demo already"),
-        (("caps", "demo", "lighting"), "say what to set"),
-        (("caps", "demo", "lighting", "--max-cores", "0.5"), "less than one core"),
-        (("caps", "demo", "twin", "--max-cores", "5"), "several folders 'twin'; name one by its id"),
-        (("move", "demo-s-u_job", "other-s-u_job", "lighting"), "of several shows"),
-        (("move", "demo-s-u_job", "theirs"), "show demo has no folder 'theirs'"),
+        (("create", "demo", "lighting"), ["'lighting'"]),
+        (("caps", "demo", "lighting"), ["--max-cores"]),
+        (("caps", "demo", "lighting", "--max-cores", "0.5"), ["core"]),
+        (("caps", "demo", "twin", "--max-cores", "5"), ["'twin'"]),
+        (("move", "demo-s-u_job", "other-s-u_job", "lighting"), ["shows"]),
+        (("move", "demo-s-u_job", "theirs"), ["'theirs'"]),
     ],
 )
 def test_what_is_wrong_is_said(
-    cli: Cli, demo: ShowIds, job: JobIds, build: Build, words: tuple[str, ...], problem: str
+    cli: Cli, demo: ShowIds, job: JobIds, build: Build, words: tuple[str, ...], problem: list[str]
 ) -> None:
     def make(farm: Farm) -> None:
         lighting = farm.folder(demo, "lighting", parent=demo.folder_id)
@@ -139,4 +140,4 @@ def test_what_is_wrong_is_said(
     build(make)
     ran = cli("folder", *words)
     assert ran.status in (1, 2)
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)

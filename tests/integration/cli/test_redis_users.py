@@ -64,7 +64,7 @@ def start(process: str, settings: Settings) -> subprocess.CompletedProcess[str]:
     ("rules", "said"),
     [
         (("+@all", "-@dangerous", "~*", "&*"), "'info' command"),
-        (("+@read", "+info", "~*", "&*"), "refuses what user studio must be allowed: +exec "),
+        (("+@read", "+info", "~*", "&*"), " +exec "),
         (("+@all", "~cue:*", "&*"), ": MGET acct:epoch)"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_process_that_may_not_use_the_channels_of_the_broker_does_not_start(
     channels = [f"&{channel}" for channel in access_of(settings).channels]
     ran = start(process, user_with(*rules_without(settings, *channels), "&/9.others"))
     assert ran.returncode == 78, ran.stderr
-    assert "must be allowed: &/0.cue.control.pidbox &/0.celeryev/*" in ran.stderr
+    assert "&/0.cue.control.pidbox &/0.celeryev/*" in ran.stderr
 
 
 def test_a_report_service_needs_nothing_of_the_broker(user_with: WithoutRules, settings: Settings) -> None:
@@ -136,8 +136,7 @@ def test_a_command_says_which_command_redis_refuses(
     environment.setenv("OPENCUE_SCHED_REDIS_URL", user_with("+@read", "+info", "+time", "~*").redis_dsn)
     ran = cli("board", "list")
     assert ran.status == 78
-    assert "error: Redis at redis://127.0.0.1:" in ran.err
-    assert "'eval" in ran.err
+    assert not lacks(ran.err, "redis://127.0.0.1:", "'eval")
     assert "does not answer" not in ran.err
 
 

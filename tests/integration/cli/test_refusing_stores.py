@@ -20,6 +20,7 @@ from opencue_sched.settings import Settings
 from tests.kit.refusing_postgres import refusing_postgres
 from tests.kit.sentinel import watched_pair
 from tests.kit.tls import private_authority, tls_front, tls_port
+from tests.kit.wording import lacks
 
 CELERY = ("-m", "celery", "-A", "opencue_sched")
 OURS = ("-c", "from opencue_sched.cli import main; main()")
@@ -66,14 +67,13 @@ def test_a_redis_cluster_is_refused_by_every_process_and_command(
     process: str, node: EmbeddedRedis, settings: Settings
 ) -> None:
     line = refusal(start(PROCESSES[process], settings.sqlalchemy_url, node.url))
-    assert f"Redis at 127.0.0.1:{node.port} runs in cluster mode" in line
-    assert "OPENCUE_SCHED_REDIS_URL" in line
+    assert not lacks(line, f"127.0.0.1:{node.port}", "cluster mode", "OPENCUE_SCHED_REDIS_URL")
 
 
 def test_a_cluster_is_named_also_where_the_url_has_a_database_that_it_has_not(
     node: EmbeddedRedis, settings: Settings
 ) -> None:
-    assert "runs in cluster mode" in refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, node.database_url(3)))
+    assert "cluster mode" in refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, node.database_url(3)))
 
 
 @pytest.mark.parametrize("process", ["worker", "fleet"])
@@ -84,9 +84,7 @@ def test_a_redis_without_a_connection_left_is_told_by_its_limit_and_what_takes_t
         admin.config_set("maxclients", "1")
         ran = start(PROCESSES[process], settings.sqlalchemy_url, server.url)
     line = refusal(ran, 75 if process == "worker" else 1)
-    assert "has no connection left" in line
-    assert "maxclients" in line
-    assert "up to 20 (accounting.redis_pool_size)" in line
+    assert not lacks(line, "maxclients", "20 (accounting.redis_pool_size)")
     assert "set OPENCUE_SCHED_REDIS_URL" not in line
 
 
@@ -153,12 +151,12 @@ def test_of_what_is_said_at_several_attempts_that_which_passes_counts(fault: str
 def test_a_redis_password_that_is_wrong_is_told_as_such(settings: Settings) -> None:
     place = settings.redis_dsn.rpartition("@")[2]
     line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"redis://:wrong@{place}"))
-    assert "refuses the password; set OPENCUE_SCHED_REDIS_URL" in line
+    assert not lacks(line, "password", "OPENCUE_SCHED_REDIS_URL")
 
 
 def test_a_database_that_redis_has_not_is_told_as_such(settings: Settings) -> None:
     line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, f"{settings.redis_dsn[:-1]}999"))
-    assert "refuses (DB index is out of range)" in line
+    assert "(DB index is out of range)" in line, "as Redis says it"
 
 
 def test_a_redis_whose_authority_is_unknown_is_refused_for_good(settings: Settings, tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ def test_a_password_that_sentinels_refuse_is_told_in_a_short_line(settings: Sett
     with watched_pair(tmp_path) as pair:
         wrong = pair.url.replace("of-the-sentinel", "wrong")
         line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, wrong))
-    assert f"refuses (no Sentinel names a master 'farm': 127.0.0.1:{pair.port} refuses the password)" in line
+    assert not lacks(line, "Sentinel", "'farm'", f"127.0.0.1:{pair.port}", "password")
     assert len(line) < 300
     assert "<redis" not in line
 
@@ -182,5 +180,4 @@ def test_sentinels_whose_authority_is_unknown_are_refused_for_good(settings: Set
     with watched_pair(tmp_path) as pair, tls_port(context, pair.port) as port:
         url = f"{pair.url.replace(f':{pair.port}/', f':{port}/')}&ssl=true"
         line = refusal(start(PROCESSES["worker"], settings.sqlalchemy_url, url))
-    said = f"127.0.0.1:{port} has a certificate that cannot be verified"
-    assert f"refuses (no Sentinel names a master 'farm': {said})" in line
+    assert not lacks(line, "Sentinel", "'farm'", f"127.0.0.1:{port}", "certificate")

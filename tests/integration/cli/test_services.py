@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Rows = Callable[..., list[Any]]
 GIB = 1024**2
@@ -34,19 +35,19 @@ def test_a_service_is_made_listed_and_changed(cli: Cli, rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        (("create", "arnold"), 1, "there is a service 'arnold' already"),
-        (("create", "ar nold"), 1, "may contain only"),
-        (("create", "x" * 40), 1, "too long"),
-        (("create", "maya", "--memory", "4 apples"), 1, "memory: '4 apples' is not a size"),
-        (("set", "arnodl", "--gpus", "1"), 1, "there is no service 'arnodl'; did you mean 'arnold'?"),
-        (("set", "arnold"), 2, "say what to change"),
+        (("create", "arnold"), 1, ["'arnold'"]),
+        (("create", "ar nold"), 1, ["'ar nold'"]),
+        (("create", "x" * 40), 1, ["too long"]),
+        (("create", "maya", "--memory", "4 apples"), 1, ["memory", "'4 apples'"]),
+        (("set", "arnodl", "--gpus", "1"), 1, ["'arnodl'", "'arnold'"]),
+        (("set", "arnold"), 2, ["--help"]),
     ],
 )
-def test_what_is_wrong_is_said(cli: Cli, words: tuple[str, ...], status: int, problem: str) -> None:
+def test_what_is_wrong_is_said(cli: Cli, words: tuple[str, ...], status: int, problem: list[str]) -> None:
     assert cli("service", "create", "arnold").status == 0
     ran = cli("service", *words)
     assert ran.status == status
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
 
 
 @pytest.mark.parametrize("words", [("create", "maya"), ("set", "default", "--gpus", "1")])
@@ -55,4 +56,4 @@ def test_a_cuebots_services_are_left_to_it(cli: Cli, engine: Engine, words: tupl
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
     refused = cli("service", *words)
     assert refused.status == 1
-    assert "are its Cuebot's" in refused.err
+    assert "Cuebot" in refused.err

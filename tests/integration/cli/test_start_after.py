@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -52,11 +53,10 @@ def test_a_layer_is_held_back_and_let_go(cli: Cli, job: str, rows: Rows) -> None
         "layer", "start-after", job, "render", TOMORROWS, "--reason", "the client looks first", "--json"
     ).json
     assert datetime.fromisoformat(layer["start_after"]) == datetime.fromisoformat(TOMORROWS)
-    assert layer["start_after_reason"].endswith(": the client looks first")
-    said = cli("explain", job).out
-    assert "not to be started before" in said
-    assert "the client looks first" in said
-    assert rows("SELECT str_subject FROM comments") == [(f"render start-after {TOMORROWS}",)]
+    assert "the client looks first" in layer["start_after_reason"]
+    assert not lacks(cli("explain", job).out, "not to be started before", "the client looks first")
+    ((subject,),) = rows("SELECT str_subject FROM comments")
+    assert not lacks(subject, "render", "start-after", TOMORROWS)
 
     (layer,) = cli("layer", "start-after", job, "render", "clear", "--json").json
     assert (layer["start_after"], layer["start_after_reason"]) == (None, None)
@@ -64,31 +64,32 @@ def test_a_layer_is_held_back_and_let_go(cli: Cli, job: str, rows: Rows) -> None
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(("render", "soon"), "'soon' is no moment"), (("rendr", "18:00"), "has no layer 'rendr'; did you mean 'render'?")],
+    [(("render", "soon"), ["'soon'"]), (("rendr", "18:00"), ["'rendr'", "'render'"])],
 )
-def test_what_is_wrong_is_said(cli: Cli, job: str, words: tuple[str, ...], problem: str) -> None:
+def test_what_is_wrong_is_said(cli: Cli, job: str, words: tuple[str, ...], problem: list[str]) -> None:
     ran = cli("layer", "start-after", job, *words)
     assert ran.status == 1
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
 
 
 def test_a_schema_that_does_not_know_it_refuses(cli: Cli, job: str, without_start_after: None) -> None:
     ran = cli("layer", "start-after", job, "render", TOMORROWS)
     assert ran.status == 1
-    assert "that comes with OpenCue's schema V47" in ran.err
+    assert "V47" in ran.err
 
 
 def test_a_job_file_has_it(cli: Cli, build: Build, rows: Rows) -> None:
     build(lambda farm: farm.show("show"))
     assert cli("submit", "-", given=FILE.format(start=TOMORROWS)).status == 0
     ((start, reason, optimize),) = rows("SELECT ts_start_after, str_start_after_reason, b_optimize FROM layer")
-    assert (start, reason, optimize) == (datetime.fromisoformat(TOMORROWS), "by its job file", False)
+    assert (start, optimize) == (datetime.fromisoformat(TOMORROWS), False)
+    assert "job file" in reason
 
 
 def test_a_job_file_is_refused_by_field(cli: Cli, build: Build, without_start_after: None) -> None:
     build(lambda farm: farm.show("show"))
     refused = cli("submit", "-", given=FILE.format(start=TOMORROWS))
     assert refused.status == 1
-    assert "layers[0].start_after: this database knows none" in refused.err
+    assert "layers[0].start_after: " in refused.err
     wrong = cli("submit", "-", given=FILE.format(start="soon"))
-    assert "layers[0].start_after: 'soon' is no moment" in wrong.err
+    assert not lacks(wrong.err, "layers[0].start_after: ", "'soon'")

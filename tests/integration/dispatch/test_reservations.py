@@ -256,7 +256,7 @@ def test_the_task_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
     farm.keep(role="cue:beat", fence=7)
     farm.blocked(1000)
     fences.claim("cue:beat", 8)
-    with pytest.raises(FencedOff, match="fence 7 was succeeded by that of fence 8"):
+    with pytest.raises(FencedOff, match=r"\b7\b.*\b8\b"):
         farm.keep(role="cue:beat", fence=7)
     assert not farm.reservations()
     assert farm.keep(role="cue:beat", fence=8).granted

@@ -266,7 +266,7 @@ def test_nothing_is_freed_while_nobody_can_tell(
     ((left, error),) = report.left_unknown
     assert left == proc
     assert error.outcome_unknown
-    assert "not confirmed to be gone" in str(error)
+    assert "sim0001" in str(error)
     assert booked.frame(proc) == ("RUNNING", -1, proc.proc_id, 600)
     assert booked.states()[proc.proc_id] == "CONFIRMED"
     assert booked.booked_cores() == CORES * 3

@@ -65,13 +65,13 @@ def test_a_sweep_of_a_former_leader_posts_nothing_and_one_of_the_present_leader_
     plant(engine)
     here.client.set(FENCE_KEY, 6)
     before = contents(here)
-    with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
+    with pytest.raises(FencedOff, match=r"\b5\b.*\b6\b"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
     assert contents(here) == before
     assert len(here.sweeper.sweep(fence=Fence(FENCE_KEY, 6)).send) == 1
     # nor does one that has nothing to rouse
     here.client.set(FENCE_KEY, 7)
-    with pytest.raises(FencedOff, match="fence 6 was succeeded by that of fence 7"):
+    with pytest.raises(FencedOff, match=r"\b6\b.*\b7\b"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
 
 
@@ -371,7 +371,7 @@ def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: 
 
     # when a sweep gets to it after its leader was succeeded, then the posting stays, until a present one comes
     here.client.set(FENCE_KEY, 6)
-    with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
+    with pytest.raises(FencedOff, match=r"\b5\b.*\b6\b"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
     assert here.postings.posted().get(enqueued.cluster.key) == enqueued.uuid
     here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))

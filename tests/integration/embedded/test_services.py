@@ -153,7 +153,7 @@ def test_the_environment_names_another_redis_or_valkey(tmp_path: Path, monkeypat
     with EmbeddedRedis() as server, contextlib.closing(redis.Redis.from_url(server.url)) as client:
         assert Path(client.info("server")["executable"]) == other
     monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_REDIS", "no-such-valkey-server")
-    with pytest.raises(ServiceFailed, match="no program no-such-valkey-server"):
+    with pytest.raises(ServiceFailed, match="no-such-valkey-server"):
         EmbeddedRedis().start()
 
 

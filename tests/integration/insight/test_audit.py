@@ -24,6 +24,7 @@ from opencue_sched.store.audit import judge
 from tests.kit.forced import force
 from tests.kit.limits import has_types, report, set_type
 from tests.kit.passes import Passes, passes
+from tests.kit.wording import lacks
 
 
 @dataclass
@@ -221,7 +222,7 @@ def test_a_farm_at_work_passes_with_figures(world):
     ]
     assert {check.level for check in report.findings} == {Severity.OK}
     text_of = {check.what: check.text for check in report.findings}
-    assert text_of[Invariant.LEDGER_MATCHES_PROCS].endswith("2 entries, 2 procs, 0 being booked")
+    assert not lacks(text_of[Invariant.LEDGER_MATCHES_PROCS], "2 entries", "2 procs", "0 being booked")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -298,14 +299,15 @@ def test_a_local_proc_of_a_cuebots_may_wait_for_the_next_recompute_and_no_longer
     # then it is told, and no failure, until a recompute has had its turn
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed, "\n".join(report.lines())
-    assert any("1 local not counted yet" in check.text for check in report.findings)
+    assert any("1 local" in check.text for check in report.findings)
 
     # and afterwards it is wrong
     interval = world.passes.settings.accounting.recompute_interval_seconds
     world.sql("UPDATE proc SET ts_booked = ts_booked - make_interval(secs => :secs)", secs=interval + 61)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
-    assert (failed.what, failed.offenders) == (Invariant.LEDGER_MATCHES_PROCS, (f"proc {local} is not in the ledger",))
+    (offender,) = failed.offenders
+    assert (failed.what, local in offender) == (Invariant.LEDGER_MATCHES_PROCS, True)
 
 
 def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):

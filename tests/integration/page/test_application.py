@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import http.client
 import os
 import socket
@@ -18,6 +19,7 @@ from benchmarks.warm_start import ROOT, run
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
 from opencue_sched.settings import Settings
 from tests.kit.polling import eventually, tail_of
+from tests.kit.wording import lacks
 
 FLOWER = [sys.executable, "-m", "celery", "-A", "opencue_sched", "flower"]
 
@@ -43,10 +45,10 @@ def refusal(settings: Settings, *words: str, **variables: str) -> str:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"FLOWER_PORT": "tcp://10.0.0.1:5555"}, "FLOWER_PORT: invalid literal .* a Service named flower"),
-        ({"FLOWER_DEBUG": "perhaps"}, "FLOWER_DEBUG: invalid truth value 'perhaps'"),
-        ({"FLOWER_INSPECT_TIMEOUT": "long"}, "FLOWER_INSPECT_TIMEOUT: could not convert"),
-        ({"FLOWER_BASIC_AUTH": "artist:ses,ame"}, "a password cannot have a comma"),
+        ({"FLOWER_PORT": "tcp://10.0.0.1:5555"}, "FLOWER_PORT: .* Service named flower"),
+        ({"FLOWER_DEBUG": "perhaps"}, "FLOWER_DEBUG: .* 'perhaps'"),
+        ({"FLOWER_INSPECT_TIMEOUT": "long"}, "FLOWER_INSPECT_TIMEOUT: "),
+        ({"FLOWER_BASIC_AUTH": "artist:ses,ame"}, "comma"),
     ],
 )
 def test_a_variable_of_flowers_that_makes_no_sense_is_refused_by_name(
@@ -59,14 +61,14 @@ def test_a_variable_of_flowers_that_makes_no_sense_is_refused_by_name(
 
 
 def test_an_option_of_flowers_that_makes_no_sense_is_refused(settings: Settings) -> None:
-    assert "invalid literal for int() with base 10: 'many'" in refusal(settings, "--port=many")
+    assert "'many'" in refusal(settings, "--port=many")
 
 
 def test_a_port_in_use_is_refused_in_a_sentence(settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refusal(settings, f"--port={port}")
-    assert f"Flower cannot listen on 127.0.0.1, port {port} (Address already in use)" in said
+    assert not lacks(said, "127.0.0.1", str(port), os.strerror(errno.EADDRINUSE))
 
 
 @contextmanager

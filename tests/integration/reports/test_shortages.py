@@ -70,7 +70,7 @@ def test_a_frame_that_got_no_licence_waits_with_its_layer_whatever_its_retries(
     assert bound(engine) == [("nuke", "AUTO")]
     moment, reason = start_after(engine)
     assert 4 < minutes_from_now(moment) <= 5
-    assert reason == "no licence: exit status 330"
+    assert str(SHORT) in reason
     view.assert_consistent()
 
 

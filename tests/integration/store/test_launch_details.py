@@ -10,6 +10,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.store.booking import fetch_launch_details
 from tests.kit.gathering import counted_statements
+from tests.kit.wording import lacks
 
 
 def test_what_jobs_and_layers_say_takes_one_statement(engine: Engine) -> None:
@@ -50,13 +51,13 @@ def test_what_jobs_and_layers_say_takes_one_statement(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("int_chunk_size = 0", "layer {layer}: int_chunk_size is 0, it must be 1 or more"),
-        ("int_chunk_size = -1", "layer {layer}: int_chunk_size is -1, it must be 1 or more"),
-        ("str_cmd = '  '", "layer {layer}: str_cmd is empty"),
-        ("str_range = '1-5,7..'", "frame range '1-5,7..': '7..' does not parse; write n, a-b, a-bxs, a-bys or a-b:s"),
+        ("int_chunk_size = 0", ["int_chunk_size", "0"]),
+        ("int_chunk_size = -1", ["int_chunk_size", "-1"]),
+        ("str_cmd = '  '", ["str_cmd"]),
+        ("str_range = '1-5,7..'", ["'7..'"]),
     ],
 )
-def test_a_layer_that_cannot_be_launched_is_named_alone(engine: Engine, change: str, why: str) -> None:
+def test_a_layer_that_cannot_be_launched_is_named_alone(engine: Engine, change: str, why: list[str]) -> None:
     with engine.begin() as connection:
         job = Farm(connection).job([LayerSpec(), LayerSpec()])
         bad, good = (layer.id for layer in job.layers)
@@ -68,7 +69,8 @@ def test_a_layer_that_cannot_be_launched_is_named_alone(engine: Engine, change: 
         details = fetch_launch_details(connection, [job.id], [bad, good])
 
     assert details.layers.keys() == {good}
-    assert details.unfit == {bad: why.format(layer=bad)}
+    assert details.unfit.keys() == {bad}
+    assert not lacks(details.unfit[bad], *why)
 
 
 def test_a_layer_that_is_gone_cannot_be_launched(engine: Engine) -> None:
@@ -77,4 +79,4 @@ def test_a_layer_that_is_gone_cannot_be_launched(engine: Engine) -> None:
         details = fetch_launch_details(connection, [job.id], ["gone", job.layers[0].id])
 
     assert details.layers.keys() == {job.layers[0].id}
-    assert details.unfit == {"gone": "its row, or that of its job, is gone"}
+    assert details.unfit.keys() == {"gone"}

@@ -22,6 +22,7 @@ from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
 from opencue_sched.store.frame_history import drain_frame_history
 from tests.kit.catalog import Catalog, read_catalog
+from tests.kit.wording import lacks
 
 _ROOT = Path(__file__).resolve().parents[3]
 _FLYWAY = "CREATE TABLE flyway_schema_history (installed_rank integer PRIMARY KEY, version varchar(50))"
@@ -111,7 +112,7 @@ def test_what_an_upgraded_cuebot_makes_possible_is_added_by_the_next_migration(c
     # when Cuebot is upgraded,
     with _session(cuebot_url) as connection:
         connection.execute(text("ALTER TABLE layer ADD ts_start_after timestamptz, ADD str_start_after_reason text"))
-    assert _lacks(cuebot_url) == ["announcements of start times that change"]
+    assert ["start times" in lacked for lacked in _lacks(cuebot_url)] == [True]
     # then the next migration adds the trigger, once,
     for _ in range(2):
         schema.upgrade(cuebot_url)
@@ -223,7 +224,7 @@ def test_a_cuebot_that_is_too_old_is_refused_and_left_alone(cuebot_url: str, mig
     with _session(cuebot_url) as connection:
         connection.execute(text("ALTER TABLE show DROP b_scheduler_managed"))
     before = _catalog(cuebot_url)
-    with pytest.raises(WrongSchema, match=r"V45.*b_scheduler_managed.*Nothing was changed"):
+    with pytest.raises(WrongSchema, match=r"V45.*b_scheduler_managed"):
         migrate(cuebot_url)
     assert _catalog(cuebot_url) == before
     assert _our_names(cuebot_url) == set()
@@ -240,10 +241,10 @@ def test_a_database_without_a_schema_is_told_apart(empty_database_url: str) -> N
 
 
 def test_a_database_without_our_objects_or_with_older_ones_is_refused_and_a_newer_one_is_not(cuebot_url: str) -> None:
-    with pytest.raises(WrongSchema, match=r"not there, and this program needs.*run `opencue-sched migrate`"):
+    with pytest.raises(WrongSchema, match=r"`opencue-sched migrate`"):
         _facts(cuebot_url)
     schema.upgrade(cuebot_url, "0006")
-    with pytest.raises(WrongSchema, match=r"of revision 0006, and this program needs.*run `opencue-sched migrate`"):
+    with pytest.raises(WrongSchema, match=r"\b0006\b.*`opencue-sched migrate`"):
         _facts(cuebot_url)
     schema.upgrade(cuebot_url)
     assert _facts(cuebot_url).revision == schema.REVISION
@@ -330,7 +331,7 @@ def test_limits_of_one_name_are_refused_before_anything_changes(empty_database_u
         )
     before = _catalog(empty_database_url)
     # when it is upgraded, then both ids and the remedy are said, and nothing is changed
-    with pytest.raises(WrongSchema, match=r"'houdini' \(one and two\).*Nothing was changed.*UPDATE limit_record"):
+    with pytest.raises(WrongSchema, match=r"'houdini' \(one and two\).*UPDATE limit_record"):
         schema.upgrade(empty_database_url)
     assert _catalog(empty_database_url) == before
     with _session(empty_database_url) as connection:
@@ -369,7 +370,7 @@ def test_a_user_who_may_not_change_the_database_is_told_what_to_do(cuebot_url: s
         connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"))
     try:
         limited = make_url(cuebot_url).set(username=role, password="limited").render_as_string(hide_password=False)
-        with pytest.raises(SchedulerError, match=r"as the owner of OpenCue's tables"):
+        with pytest.raises(SchedulerError, match="owner"):
             schema.upgrade(limited)
         assert _our_names(cuebot_url) == set()
     finally:
@@ -382,7 +383,7 @@ def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatc
     monkeypatch.setattr(schema, "TABLE_LOCK_SECONDS", 0.2)
     with _session(cuebot_url) as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
-        with pytest.raises(SchedulerError, match=r"a transaction holds a table.*run it again"):
+        with pytest.raises(SchedulerError, match="holds a table"):
             schema.upgrade(cuebot_url)
     assert _our_names(cuebot_url) == set()
     schema.upgrade(cuebot_url)
@@ -414,17 +415,18 @@ def _alembic(url: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("url", "status", "words"),
     [
-        ("postgresql://a:sesame@127.0.0.1:1/b", 1, "127.0.0.1:1/b does not answer"),
-        ("sesame", 78, "setting OPENCUE_SCHED_DATABASE_URL: database_url is not a PostgreSQL URL"),
+        ("postgresql://a:sesame@127.0.0.1:1/b", 1, ["127.0.0.1:1/b"]),
+        ("sesame", 78, ["PostgreSQL"]),
     ],
 )
-def test_alembics_own_command_says_in_a_line_what_is_wrong_with_the_url(url: str, status: int, words: str) -> None:
+def test_alembics_own_command_says_in_a_line_what_is_wrong_with_the_url(
+    url: str, status: int, words: list[str]
+) -> None:
     environment = {"OPENCUE_SCHED_DATABASE_URL": url, "PATH": "/usr/bin:/bin"}
     done = warm_start.run([sys.executable, "-m", "alembic.config", "upgrade", "head"], env=environment, cwd=_ROOT)
     assert done.returncode == status, done.stderr
     (line,) = done.stderr.splitlines()
-    assert words in line
-    assert "OPENCUE_SCHED_DATABASE_URL" in line
+    assert not lacks(line, "OPENCUE_SCHED_DATABASE_URL", *words)
     assert "sesame" not in line
 
 

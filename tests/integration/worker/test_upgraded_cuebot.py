@@ -129,5 +129,5 @@ def test_a_worker_whose_tables_were_taken_away_says_so_with_the_next_reading_of_
     process.sweep()
     downgrade(settings.sqlalchemy_url)
     process.sweeper.reload()
-    with pytest.raises(WrongSchema, match="run `opencue-sched migrate`"):
+    with pytest.raises(WrongSchema, match="`opencue-sched migrate`"):
         process.sweep()

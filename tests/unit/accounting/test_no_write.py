@@ -28,7 +28,7 @@ IN_SCRIPT_62 = "Error running script (call to f_0a9f): @user_script:1: @user_scr
 )
 def test_it_is_not_ready(error: ResponseError) -> None:
     assert takes_no_write(error)
-    with pytest.raises(NotReady, match="cannot be used for the counters"), answering():
+    with pytest.raises(NotReady), answering():
         raise error
 
 

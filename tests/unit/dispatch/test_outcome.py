@@ -37,7 +37,7 @@ def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("table", "verdict", "words"),
     [
-        ("subscription", Verdict.OVER_SUBSCRIPTION, "4 of 5 in use under the cap of its subscription"),
+        ("subscription", Verdict.OVER_SUBSCRIPTION, "4 of 5"),
         ("folder", Verdict.OVER_FOLDER, "its folder"),
         ("folder_gpus", Verdict.OVER_FOLDER_GPUS, "its folder"),
         ("job", Verdict.OVER_JOB, "its job"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -46,5 +47,5 @@ def test_what_people_type_is_a_moment(now: str, words: str, moment: str) -> None
     "words", ["", "soon", "25:00", "18.00", "2026-13-01", "24.12.2026", "9999-12-31", "9999-12-31 23:59-12:00"]
 )
 def test_anything_else_is_refused(words: str) -> None:
-    with pytest.raises(InvalidInput, match="is no moment; write"):
+    with pytest.raises(InvalidInput, match=re.escape(repr(words))):
         moment_of(words, datetime.fromisoformat(NOON).astimezone())

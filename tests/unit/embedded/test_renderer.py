@@ -10,6 +10,7 @@ import pytest
 
 from opencue_sched.embedded.demo import renderer
 from opencue_sched.embedded.demo.pictures import Picture, contact_sheet, numbered, read_png, write_png
+from tests.kit.wording import lacks
 
 
 def test_a_frame_is_the_same_whenever_it_is_rendered_and_others_differ() -> None:
@@ -79,17 +80,17 @@ def test_a_sheet_needs_pictures_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["frame", "--number", "49", "--count", "48", "--output", "x.png"], "--number from 1 to --count"),
-        (["frame", "--number", "0", "--output", "x.png"], "--number from 1 to --count"),
-        (["frame", "--number", "1", "--width", "1", "--output", "x.png"], "--width and --height must be 8 or more"),
-        (["sheet", "--input", "/nonexistent", "--output", "x.png"], "holds 0 frames, expected some"),
+        (["frame", "--number", "49", "--count", "48", "--output", "x.png"], ["--number", "1", "--count"]),
+        (["frame", "--number", "0", "--output", "x.png"], ["--number", "1", "--count"]),
+        (["frame", "--number", "1", "--width", "1", "--output", "x.png"], ["--width", "--height", "8"]),
+        (["sheet", "--input", "/nonexistent", "--output", "x.png"], ["0 frames"]),
     ],
 )
-def test_bad_arguments_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused(arguments: list[str], said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         renderer.main(arguments)
     assert refused.value.code == 2
-    assert said in capsys.readouterr().err
+    assert not lacks(capsys.readouterr().err, *said)
 
 
 def test_a_sheet_with_frames_missing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

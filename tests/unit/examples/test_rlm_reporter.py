@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.reports.limit_reports import Holder, read_holders
+from tests.kit.wording import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "licences" / "report_rlm_holders.py"
@@ -76,35 +77,36 @@ def test_recorded_output_becomes_a_report_of_every_limit(run: Run) -> None:
 @pytest.mark.parametrize(
     ("said", "limits", "why"),
     [
-        ("", LIMITS, "no licences of katana_r"),
-        ("Error connecting to rlm server on lic01 (port 5053)\n", LIMITS, "no licences of katana_r"),
-        (RECORDED, ("mari=mari_r",), "no licences of mari_r"),
-        (RECORDED.partition("foundry license pool")[0], LIMITS, "no licences of katana_r"),
+        ("", LIMITS, ["katana_r"]),
+        ("Error connecting to rlm server on lic01 (port 5053)\n", LIMITS, ["katana_r"]),
+        (RECORDED, ("mari=mari_r",), ["mari_r"]),
+        (RECORDED.partition("foundry license pool")[0], LIMITS, ["katana_r"]),
         (
             RECORDED.partition("foundry license usage")[0],
             LIMITS,
-            "licences of nuke_i are in use, but their holders have 0",
+            ["nuke_i", " 0"],
         ),
-        (RECORDED.replace("render@r002 1/0", "render@r002 ?"), LIMITS, "3 licences of nuke_r are in use"),
+        (RECORDED.replace("render@r002 1/0", "render@r002 ?"), LIMITS, ["nuke_r", "3"]),
         (
             RECORDED.replace("inuse: 0", "inuse: 4"),
             LIMITS,
-            "4 licences of katana_r are in use, but their holders have 0",
+            ["katana_r", "4", " 0"],
         ),
     ],
     ids=["nothing", "away", "product", "vendor", "cut off", "unreadable", "sums"],
 )
-def test_output_that_does_not_add_up_reports_nothing(run: Run, said: str, limits: tuple[str, ...], why: str) -> None:
+def test_output_that_does_not_add_up_reports_nothing(
+    run: Run, said: str, limits: tuple[str, ...], why: list[str]
+) -> None:
     reported = run(said, *limits)
     assert (reported.status, reported.calls) == (1, [])
-    assert reported.err.startswith("nothing was reported: ")
-    assert why in reported.err
+    assert not lacks(reported.err, *why)
 
 
 def test_a_failure_of_rlmutil_reports_nothing(run: Run) -> None:
     reported = run(RECORDED, *LIMITS, status=3)
     assert (reported.status, reported.calls) == (1, [])
-    assert "rlmutil ended with 3" in reported.err
+    assert not lacks(reported.err, "rlmutil", " 3")
 
 
 def test_a_report_that_is_refused_fails_the_script(run: Run) -> None:

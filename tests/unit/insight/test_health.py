@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.insight.health import describe_failure
 from opencue_sched.settings import Settings
+from tests.kit.wording import lacks
 
 DATABASE_URL, REDIS_URL = "postgresql://cuebot:sesame@db:5432/cuebot", "redis://:sesame@cache:6379/0?ssl=false"
 SETTINGS = Settings(database_url=DATABASE_URL, redis_url=REDIS_URL)
@@ -21,16 +22,15 @@ REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
     [
         (
             DATABASE_AWAY,
-            "PostgreSQL at postgresql+psycopg2://cuebot:***@db:5432/cuebot does not answer (connection refused); "
-            "set OPENCUE_SCHED_DATABASE_URL",
+            ["postgresql+psycopg2://cuebot:***@db:5432/cuebot", "connection refused", "OPENCUE_SCHED_DATABASE_URL"],
         ),
-        (REDIS_AWAY, "Redis at redis://cache:6379/0 does not answer (Error 111 connecting to cache:6379.); set OPE"),
-        (BrokerError("Error 111"), "Redis at redis://cache:6379/0 does not answer (Error 111); set OPENCUE_SCHED_RE"),
+        (REDIS_AWAY, ["redis://cache:6379/0", "Error 111", "OPENCUE_SCHED_REDIS_URL"]),
+        (BrokerError("Error 111"), ["redis://cache:6379/0", "Error 111", "OPENCUE_SCHED_REDIS_URL"]),
     ],
 )
-def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: str) -> None:
+def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: list[str]) -> None:
     said = describe_failure(error, SETTINGS)
-    assert said.startswith(words)
+    assert not lacks(said, *words)
     assert "sesame" not in said
     assert "\n" not in said
 

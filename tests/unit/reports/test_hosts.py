@@ -46,18 +46,18 @@ def test_numbers_that_cannot_be_are_brought_to_what_can() -> None:
         ({"total_mem": GB // 2}, "leaves nothing"),
         ({"name": ""}, "without spaces"),
         ({"name": "my node"}, "without spaces"),
-        ({"name": "n" * 46}, "45 are possible"),
-        ({"name": "node." + "x" * 140}, "128 are possible"),
+        ({"name": "n" * 46}, r"\b45\b"),
+        ({"name": "node." + "x" * 140}, r"\b128\b"),
         ({"name": ".."}, "begins with a dot"),
         ({"name": ".node1"}, "begins with a dot"),
         ({"name": "a\0b"}, "without spaces"),
-        ({"facility": "a\0b"}, "facility 'a.x00b' has a NUL"),
-        ({"attributes": {"SP_OS": "a\0b"}}, "SP_OS 'a.x00b' has a NUL"),
-        ({"total_mem": 2**62}, "total_mem .* more than any host"),
-        ({"total_mem": 2**38 + 1}, "total_mem .* more than any host"),  # 256 TB: a host that reports bytes
-        ({"total_swap": 2**62}, "total_swap .* more than any host"),
-        ({"total_gpu_mem": 2**62}, "total_gpu_mem .* more than any host"),
-        ({"num_gpus": 2**31 - 1}, "num_gpus .* more than any host"),
+        ({"facility": "a\0b"}, "facility 'a.x00b'"),
+        ({"attributes": {"SP_OS": "a\0b"}}, "SP_OS 'a.x00b'"),
+        ({"total_mem": 2**62}, "total_mem"),
+        ({"total_mem": 2**38 + 1}, "total_mem"),  # 256 TB: a host that reports bytes
+        ({"total_swap": 2**62}, "total_swap"),
+        ({"total_gpu_mem": 2**62}, "total_gpu_mem"),
+        ({"num_gpus": 2**31 - 1}, "num_gpus"),
     ],
 )
 def test_nonsense_is_refused_by_name(fields: dict[str, object], named: str) -> None:
@@ -68,13 +68,13 @@ def test_nonsense_is_refused_by_name(fields: dict[str, object], named: str) -> N
 @pytest.mark.parametrize(
     ("frame", "named"),
     [
-        ({"frame_id": "a\0b"}, "frame_id 'a.x00b' is not an id"),
-        ({"frame_id": "f" * 37}, "frame_id 'f+' is not an id"),
-        ({"resource_id": "a\0b"}, "resource_id 'a.x00b' is not an id"),
-        ({"rss": 2**62}, "rss .* more than any host"),
-        ({"max_rss": 2**62}, "max_rss .* more than any host"),
-        ({"max_pss": 2**62}, "max_pss .* more than any host"),
-        ({"max_used_gpu_memory": 2**62}, "max_used_gpu_memory .* more than any host"),
+        ({"frame_id": "a\0b"}, "frame_id 'a.x00b'"),
+        ({"frame_id": "f" * 37}, "frame_id 'f+'"),
+        ({"resource_id": "a\0b"}, "resource_id 'a.x00b'"),
+        ({"rss": 2**62}, "rss"),
+        ({"max_rss": 2**62}, "max_rss"),
+        ({"max_pss": 2**62}, "max_pss"),
+        ({"max_used_gpu_memory": 2**62}, "max_used_gpu_memory"),
     ],
 )
 def test_a_running_frame_that_cannot_be_is_refused_by_field(frame: dict[str, object], named: str) -> None:
@@ -88,7 +88,7 @@ def test_a_running_frame_that_cannot_be_is_refused_by_field(frame: dict[str, obj
     ("name", "named"),
     [
         ("", "needs a name"),
-        ("a\0b", "'a.x00b': a host needs a name without spaces"),
+        ("a\0b", "'a.x00b'"),
         ("n" * 7_000_000, "7000000 characters"),
     ],
 )

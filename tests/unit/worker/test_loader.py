@@ -44,5 +44,5 @@ def test_a_process_that_has_imported_somebody_elses_is_told_so(loader: Loader, m
     others = ModuleType("tasks")
     others.__file__ = __file__
     monkeypatch.setitem(sys.modules, "tasks", others)
-    with pytest.raises(ImportError, match=r"needs its own tasks; .*test_loader\.py was imported under that name"):
+    with pytest.raises(ImportError, match=r"test_loader\.py"):
         loader.import_from_cwd("tasks")
