@@ -121,4 +121,5 @@ def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings
     assert said[Invariant.COUNTERS_MATCH_LEDGER][1].count("\n") == 1, "only the counter that is wrong"
     assert keys.job(load.world.job.id) in said[Invariant.COUNTERS_MATCH_LEDGER][1]
     assert said[Invariant.LEDGER_MATCHES_PROCS][0] is Severity.FAIL
-    assert said[Invariant.LEDGER_MATCHES_PROCS][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]
+    (offender,) = said[Invariant.LEDGER_MATCHES_PROCS][1].splitlines()[1:]
+    assert stray.proc_id in offender

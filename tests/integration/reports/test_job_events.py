@@ -257,7 +257,7 @@ def test_a_receiver_that_hangs_delays_no_completion_and_no_other_event(
     assert figures == {"sent": 11, "failed": 1, "dropped": 0}
     assert {told["job"]["id"] for told in receiver.got} == {run.job.id for run in runs}
     (left,) = view.rows("SELECT tries, last_error FROM opencue_sched_job_event")
-    assert (left.tries, left.last_error) == (1, "no answer within 2 s")
+    assert (left.tries, "2 s" in left.last_error) == (1, True)
 
 
 def test_events_that_hang_again_and_again_leave_the_way_free_for_new_ones(
