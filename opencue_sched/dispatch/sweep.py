@@ -40,9 +40,9 @@ _SCAN_BELIEVED_SECONDS = 1.0
 """How long sweeps for freed hosts alone use the last scan, if that found work for the hosts, instead of a new one.
 
 On a full farm there are ten such sweeps a second; new work asks for a sweep of its own."""
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
-"""Bounds of the pause between two wakes of one cluster for freed hosts: ten times a second at most, four at least."""
-_WOKEN_PER_SECOND = 80
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.33
+"""Bounds of the pause between two wakes of one cluster for freed hosts: ten times a second at most, three at least."""
+_WOKEN_PER_SECOND = 60
 """How many clusters are woken a second for hosts that came free, as far as the two bounds above allow.
 
 In a full farm hosts come free all the time, and each costs every cluster that could use it two passes. So where many

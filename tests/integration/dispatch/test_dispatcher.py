@@ -559,8 +559,8 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(h
 
 
 def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
-    pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 8, 16, 20, 1000)}
-    assert pauses == {0: 0.1, 1: 0.1, 8: 0.1, 16: 0.2, 20: 0.25, 1000: 0.25}
+    pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 6, 12, 18, 20, 1000)}
+    assert pauses == {0: 0.1, 1: 0.1, 6: 0.1, 12: 0.2, 18: 0.3, 20: 0.33, 1000: 0.33}
 
 
 @pytest.mark.parametrize("fails", [False, True])
