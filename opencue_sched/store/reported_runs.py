@@ -13,7 +13,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.store import frame_memory
 from opencue_sched.store.arrays import numbers, texts
-from opencue_sched.store.lookups import BY_KEYS, prepared
+from opencue_sched.store.lookups import BY_KEYS, prepared, row_of, same_key
 from opencue_sched.store.reports import lock_free_hosts
 
 UNCHANGED_SECONDS = 60.0
@@ -48,10 +48,10 @@ _READ_REPORTED = prepared(
            coalesce(layer.int_mem_min, 0) AS layer_memory_kb
       FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[]), CAST(:hosts AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, host, place)
-      LEFT JOIN proc ON proc.pk_proc = run.proc
-      LEFT JOIN frame ON frame.pk_frame = run.frame
-      LEFT JOIN job ON job.pk_job = frame.pk_job
-      LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
+      LEFT JOIN {row_of("proc", "proc", "pk_proc = run.proc")} ON true
+      LEFT JOIN {row_of("frame", "frame", "pk_frame = run.frame")} ON true
+      LEFT JOIN {row_of("job", "job", "pk_job = frame.pk_job")} ON true
+      LEFT JOIN {row_of("layer", "layer", "pk_layer = frame.pk_layer")} ON true
       -- Not looked for where the proc has the frame. OFFSET 0 keeps the condition in front of the look.
       LEFT JOIN LATERAL (SELECT * FROM proc had WHERE had.pk_frame = run.frame
                             AND proc.pk_frame IS DISTINCT FROM run.frame OFFSET 0) owner ON true
@@ -93,31 +93,34 @@ _UPDATE_RUNS = prepared(
                              {", ".join(f"CAST(:{name} AS bigint[])" for name in _NUMBERS)})
                       AS row(proc, frame, {", ".join(_NUMBERS)})),
     frames AS (
-        SELECT run.* FROM run JOIN frame ON frame.pk_frame = run.frame
-         WHERE frame.str_state IS NOT DISTINCT FROM 'RUNNING'
-           AND (frame.ts_updated < current_timestamp - CAST(:unchanged AS float8) * interval '1 second'
-                OR (int_mem_used, int_mem_max_used, int_pss_used, int_pss_max_used, int_gpu_mem_used,
-                    int_gpu_mem_max_used)
-                   IS DISTINCT FROM
-                   (run.rss, run.max_rss, run.pss, run.max_pss, run.used_gpu_memory, run.max_used_gpu_memory)
-                OR (run.llu_time > 0 AND ts_llu IS DISTINCT FROM to_timestamp(run.llu_time)))
-         ORDER BY frame.pk_frame FOR NO KEY UPDATE OF frame SKIP LOCKED),
+        SELECT run.* FROM run CROSS JOIN LATERAL (
+            SELECT FROM frame
+             WHERE pk_frame = run.frame AND str_state IS NOT DISTINCT FROM 'RUNNING'
+               AND (ts_updated < current_timestamp - CAST(:unchanged AS float8) * interval '1 second'
+                    OR (int_mem_used, int_mem_max_used, int_pss_used, int_pss_max_used, int_gpu_mem_used,
+                        int_gpu_mem_max_used)
+                       IS DISTINCT FROM
+                       (run.rss, run.max_rss, run.pss, run.max_pss, run.used_gpu_memory, run.max_used_gpu_memory)
+                    OR (run.llu_time > 0 AND ts_llu IS DISTINCT FROM to_timestamp(run.llu_time)))
+               FOR NO KEY UPDATE SKIP LOCKED) locked),
     written AS (
         UPDATE frame
            SET ts_updated = current_timestamp, int_mem_used = rss, int_mem_max_used = max_rss,
                int_pss_used = pss, int_pss_max_used = max_pss, int_gpu_mem_used = used_gpu_memory,
                int_gpu_mem_max_used = max_used_gpu_memory,
                ts_llu = CASE WHEN llu_time > 0 THEN to_timestamp(llu_time) ELSE ts_llu END
-          FROM frames WHERE frame.pk_frame = frames.frame),
+          FROM frames WHERE {same_key("frame.pk_frame", "frames.frame")}),
     procs AS (
-        SELECT run.* FROM run JOIN proc ON proc.pk_proc = run.proc AND proc.pk_frame = run.frame
-         ORDER BY proc.pk_proc FOR NO KEY UPDATE OF proc SKIP LOCKED)
+        SELECT run.* FROM run CROSS JOIN LATERAL (
+            SELECT FROM proc WHERE pk_proc = run.proc AND pk_frame IS NOT DISTINCT FROM run.frame
+               FOR NO KEY UPDATE SKIP LOCKED) locked)
     UPDATE proc
        SET ts_ping = current_timestamp, int_mem_used = rss, int_mem_max_used = max_rss,
            int_pss_used = pss, int_pss_max_used = max_pss, int_virt_used = vsize,
            int_virt_max_used = max_vsize, int_gpu_mem_used = used_gpu_memory,
            int_gpu_mem_max_used = max_used_gpu_memory, int_swap_used = least(used_swap_memory, 2147483647)
-      FROM procs WHERE proc.pk_proc = procs.proc AND proc.pk_frame = procs.frame
+      FROM procs
+     WHERE {same_key("proc.pk_proc", "procs.proc")} AND proc.pk_frame IS NOT DISTINCT FROM procs.frame
     """  # noqa: S608 - only our own constants
 )
 
@@ -127,14 +130,15 @@ def _raising(table: str) -> TextClause:
     return prepared(
         f"""
         WITH locked AS (
-            SELECT mem.pk_{table} AS id, peak.rss, peak.pss
+            SELECT peak.*
               FROM unnest(CAST(:ids AS varchar[]), CAST(:rss AS bigint[]), CAST(:pss AS bigint[])) AS peak(id, rss, pss)
-              JOIN {table}_mem mem ON mem.pk_{table} = peak.id
-             WHERE mem.int_max_rss < peak.rss OR mem.int_max_pss < peak.pss
-             ORDER BY mem.pk_{table} FOR NO KEY UPDATE OF mem SKIP LOCKED)
+             CROSS JOIN LATERAL (
+                 SELECT FROM {table}_mem
+                  WHERE pk_{table} = peak.id AND (int_max_rss < peak.rss OR int_max_pss < peak.pss)
+                    FOR NO KEY UPDATE SKIP LOCKED) lower)
         UPDATE {table}_mem SET int_max_rss = greatest(int_max_rss, locked.rss),
                                int_max_pss = greatest(int_max_pss, locked.pss)
-          FROM locked WHERE {table}_mem.pk_{table} = locked.id
+          FROM locked WHERE {same_key(f"{table}_mem.pk_{table}", "locked.id")}
         """  # noqa: S608
     )
 
