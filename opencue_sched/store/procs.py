@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store.arrays import texts
-from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared
+from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared, row_of
 
 HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
                    coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
@@ -43,7 +43,7 @@ LOCKED_SHOWS = "SELECT pk_show FROM show WHERE pk_show = ANY(CAST(:shows AS varc
 _LOCK_RUNS = text(f"{AS_WRITTEN} {_FRAMES}; {_PROCS}")
 _LOCK_HOSTS = text(LOCKED_HOSTS)
 # The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
-_RUNS = """
+_RUNS = f"""
     SELECT coalesce(proc.pk_proc, '') AS proc_id, coalesce(proc.pk_host, '') AS host_id,
            coalesce(host.str_name, '') AS host_name, coalesce(host_stat.str_state, '') AS host_state,
            coalesce(proc.pk_frame, '') AS proc_frame_id, coalesce(proc.pk_show, '') AS proc_show_id,
@@ -66,16 +66,17 @@ _RUNS = """
                       + job_stat.int_depend_count + job_stat.int_checkpoint_count, 0) AS job_open
       FROM unnest(CAST(:run_procs AS varchar[]), CAST(:run_frames AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, ordinal)
-      LEFT JOIN proc ON proc.pk_proc = run.proc
-      LEFT JOIN host USING (pk_host) LEFT JOIN host_stat USING (pk_host)
-      LEFT JOIN frame ON frame.pk_frame = run.frame
-      LEFT JOIN proc owner ON owner.pk_frame = run.frame
-      LEFT JOIN job ON job.pk_job = frame.pk_job
-      LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
-      LEFT JOIN layer_stat ON layer_stat.pk_layer = frame.pk_layer
-      LEFT JOIN job_stat ON job_stat.pk_job = frame.pk_job
+      LEFT JOIN {row_of("proc", "proc", "pk_proc = run.proc")} ON true
+      LEFT JOIN {row_of("host", "host", "pk_host = proc.pk_host")} ON true
+      LEFT JOIN {row_of("host_stat", "host_stat", "pk_host = proc.pk_host")} ON true
+      LEFT JOIN {row_of("frame", "frame", "pk_frame = run.frame")} ON true
+      LEFT JOIN {row_of("proc", "owner", "pk_frame = run.frame")} ON true
+      LEFT JOIN {row_of("job", "job", "pk_job = frame.pk_job")} ON true
+      LEFT JOIN {row_of("layer", "layer", "pk_layer = frame.pk_layer")} ON true
+      LEFT JOIN {row_of("layer_stat", "layer_stat", "pk_layer = frame.pk_layer")} ON true
+      LEFT JOIN {row_of("job_stat", "job_stat", "pk_job = frame.pk_job")} ON true
      ORDER BY run.ordinal
-"""
+"""  # noqa: S608 - only our own constants
 _READ_RUNS = text(_RUNS)
 # Statements of one message: the last sees what was committed before the others had their locks.
 _LOCK_AND_READ_RUNS = prepared(f"{BY_KEYS} {_FRAMES}; {_PROCS}; {_RUNS}")

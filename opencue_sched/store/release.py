@@ -18,7 +18,7 @@ from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.booking import COUNTERS_OF_JOBS, COUNTERS_OF_LAYERS, lock_stats
-from opencue_sched.store.lookups import prepared
+from opencue_sched.store.lookups import prepared, same_key
 from opencue_sched.store.procs import (
     LOCKED_HOSTS,
     LOCKED_SHOWS,
@@ -37,7 +37,7 @@ from opencue_sched.store.procs import (
 # deletes its row. While checkpointing is on, a trigger makes CHECKPOINT of WAITING here, and only a Cuebot ends that
 # state: so checkpointing is turned off. The state is compared so that no index serves: otherwise a plan made when
 # PostgreSQL knew of no frame that runs reads all of those.
-_STOPPED = """
+_STOPPED = f"""
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
            ts_stopped = stop.at,  -- a second ahead, as Cuebot does
@@ -51,7 +51,7 @@ _STOPPED = """
       FROM (SELECT *, current_timestamp + interval '1 second' AS at, CAST(exit_status <> 299 AS int) AS counted
               FROM json_to_recordset(CAST(:rows AS json))
                      AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint)) stop
-     WHERE frame.pk_frame = stop.frame_id AND frame.str_state IS NOT DISTINCT FROM 'RUNNING'
+     WHERE {same_key("frame.pk_frame", "stop.frame_id")} AND frame.str_state IS NOT DISTINCT FROM 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
     RETURNING frame.pk_frame AS id, frame.pk_layer AS layer_id, frame.pk_job AS job_id, frame.str_state AS state,
               stop.exit_status = 0 AS success, coalesce(stop.max_rss_kb, 0) AS max_rss_kb,
@@ -59,7 +59,7 @@ _STOPPED = """
                 AS seconds,
               frame.int_cores AS centicores, frame.int_gpus AS gpus,
               (SELECT job.str_state FROM job WHERE job.pk_job = frame.pk_job) AS job_state
-"""
+"""  # noqa: S608 - only our own constants
 _STOP_FRAMES = text(_STOPPED)
 # One message: what the frame triggers and the release write is locked, in the order of every transaction, and the
 # frames are stopped.
@@ -81,14 +81,13 @@ def _add_usage(table: str, *, more: str = "") -> str:
                int_frame_success_count = int_frame_success_count + sums.ok,
                int_frame_fail_count = int_frame_fail_count + sums.bad,
                int_clock_time_high = greatest(int_clock_time_high, sums.high){more}
-          FROM sums WHERE {table}_usage.pk_{table} = sums.{table}
-                      AND {table}_usage.pk_{table} = ANY(CAST(:{table}s AS varchar[]))
+          FROM sums WHERE {same_key(f"{table}_usage.pk_{table}", f"sums.{table}")}
     """  # noqa: S608
 
 
 _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
-# A row of sums is of a layer (job is null) or of a job. The arrays repeat the ids: without them PostgreSQL, which takes
-# sums for many rows, reads whole tables. No order of locks: callers hold the counters of these layers and jobs.
+# A row of sums is of a layer (job is null) or of a job. No order of locks: callers hold the counters of these layers
+# and jobs. Peaks are compared so that their indexes do not serve, by which PostgreSQL would find all that are lower.
 _USAGE = f"""
     WITH ended AS (
         SELECT layer_id AS layer, job_id AS job, success, CAST(least(:most, round(seconds)) AS bigint) AS clock,
@@ -111,11 +110,10 @@ _USAGE = f"""
     job_times AS ({_add_usage("job")}),
     layer_peaks AS (
         UPDATE layer_mem SET int_max_rss = sums.rss
-          FROM sums WHERE layer_mem.pk_layer = sums.layer AND layer_mem.int_max_rss < sums.rss
-                      AND layer_mem.pk_layer = ANY(CAST(:layers AS varchar[])))
+          FROM sums WHERE {same_key("layer_mem.pk_layer", "sums.layer")}
+                      AND (layer_mem.int_max_rss < sums.rss) IS TRUE)
     UPDATE job_mem SET int_max_rss = sums.rss
-      FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
-                  AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
+      FROM sums WHERE {same_key("job_mem.pk_job", "sums.job")} AND (job_mem.int_max_rss < sums.rss) IS TRUE
 """  # noqa: S608
 # Adds the runs that succeeded and failed to the figures of their shows. Every run that ends in a show locks that one
 # row, in order where there are several.
@@ -270,8 +268,6 @@ def record_runs(
         {
             **restored(deleted),
             "ended": json.dumps(ended),
-            "layers": texts({row["layer_id"] for row in ended}),
-            "jobs": texts({row["job_id"] for row in ended}),
             "most": INT_MAX,
             "peaks": json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()]),
             "margin": MEMORY_FLOOR_KB,

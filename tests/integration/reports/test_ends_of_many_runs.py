@@ -1,0 +1,54 @@
+"""Many runs that end at once: how much PostgreSQL reads for that, whenever it planned it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Engine, text
+
+from opencue_sched.clients.postgres import make_engine
+from opencue_sched.domain.states import FrameState
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.settings import Settings
+from opencue_sched.store import release
+from opencue_sched.store.procs import lock_and_read_runs
+from tests.kit.statements import rows_handled
+
+
+def end(connection: Connection, named: Sequence[tuple[str, str]]) -> None:
+    """What ends runs (proc id, frame id) that succeeded, and writes what they used."""
+    runs = lock_and_read_runs(connection, named)
+    stops = [release.FrameStop(run.frame_id, run.version, FrameState.SUCCEEDED, 0, 100_000) for run in runs]
+    shows, hosts = ({getattr(run, name) for run in runs} for name in ("proc_show_id", "host_id"))
+    counters = release.counters_of(runs)
+    stopped = release.lock_and_stop_frames(connection, stops, shows=shows, hosts=hosts, counters=counters)
+    show_of = {run.frame_id: run.show_id for run in runs}
+    release.record_runs(connection, [], [(frame, show_of[frame.id]) for frame in stopped], {})
+
+
+def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, settings: Settings) -> None:
+    # Given a connection that has planned how runs end where there was nothing, as PostgreSQL knew
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE"))
+    with engine.connect() as early, make_engine(settings).connect() as late:
+        end(early, [("gone", "gone")])
+        early.rollback()
+        # When much runs all at once
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            host = farm.host(cores=512, memory_gb=1024)
+            jobs = farm.jobs([JobSpec([LayerSpec(frames=4)] * 5) for _ in range(20)])
+            frames = [frame for job in jobs for layer in job.layers for frame in layer.frames]
+            runs = list(zip(farm.run(frames, host), frames, strict=True))
+        rows = []
+        for connection, share in ((early, 1), (early, 2), (late, 1), (late, 2)):
+            with rows_handled(connection) as handled:
+                end(connection, runs[: len(runs) * share // 2])
+            rows.append(handled)
+            connection.rollback()
+    # Then it reads no more than a connection does that plans now
+    half, whole, half_late, whole_late = rows
+    assert sum(whole) < 1.1 * sum(whole_late)
+    # And for twice as many runs no statement reads four times as much, whenever it was planned
+    assert [of for of in zip(half + half_late, whole + whole_late, strict=True) if of[1] > 100 + 3 * of[0]] == []
