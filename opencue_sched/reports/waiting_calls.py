@@ -105,7 +105,7 @@ class WaitingCalls:
         now = time.monotonic()
         with self._lock:
             # They are in the order in which they are too late.
-            late = [number for number, _ in takewhile(lambda item: item[1].until <= now, self._calls.items())]
+            late = [number for number, _ in takewhile(lambda numbered: numbered[1].until <= now, self._calls.items())]
         self._ended.extend((number, self._too_late) for number in late)
         while ended := self._next():
             number, refusal = ended
