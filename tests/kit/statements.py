@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 
@@ -13,6 +13,8 @@ _ROWS_READ = """
     SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0) FROM pg_class
      WHERE relkind IN ('r', 'i') AND oid > 16384
 """
+
+_Named = TypeVar("_Named")
 
 
 @contextmanager
@@ -60,6 +62,23 @@ def counted_rows(connection: Connection) -> int:
     with connection.connection.cursor() as cursor:
         cursor.execute(_ROWS_READ)
         return int((cursor.fetchone() or (0,))[0])
+
+
+def assert_reads_grow_with_what_is_named(
+    early: Connection, late: Connection, send: Callable[[Connection, Sequence[_Named]], None], named: Sequence[_Named]
+) -> None:
+    """What ``send`` sends for all that is named reads no more on the connection that planned it ``early``, on an empty
+    farm, than on the ``late`` one, which plans it now; and no statement reads four times as much for twice as many."""
+    rows = []
+    for connection, share in ((early, 1), (early, 2), (late, 1), (late, 2)):
+        with rows_handled(connection) as handled:
+            send(connection, named[: len(named) * share // 2])
+        rows.append(handled)
+        connection.rollback()
+    half, whole, half_late, whole_late = rows
+    assert sum(whole) < 1.1 * sum(whole_late)
+    of_both = zip(half + half_late, whole + whole_late, strict=True)
+    assert [(of_half, of_whole) for of_half, of_whole in of_both if of_whole > 100 + 3 * of_half] == []
 
 
 @contextmanager
