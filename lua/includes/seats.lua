@@ -1,7 +1,8 @@
--- Whether limits that are more than their maximum refuse a frame: those that count machines, and those of frames of which
--- a licence server reports. What started after the limit's `after` (seconds of Redis TIME) its last report need not show;
--- of a limit that was never reported it is empty, and everything counts. Each answers the use that is too much, or nil.
--- Needs includes/ledger, and may_read: so many counters of machines may be read.
+-- Whether a limit refuses a frame: a limit that counts machines, or one of frames that a licence server reports. (Any other
+-- limit that is enforced is a maximum and a counter.) What started after the limit's `after` (seconds of Redis TIME) its last
+-- report need not show; of a limit that was never reported it is empty, and everything counts. Each function answers the use
+-- that is too much, or nil. accounting/seats.py tells the planner by the same rules. Needs includes/ledger, and may_read: so
+-- many counters of machines may be read.
 
 -- Whether a machine has confirmed frames. By frames in flight alone it counts and does not hold a limit: those may have been
 -- accepted before the maximum was lowered, or artists came, and are not committed then. The oldest are in flight least often,

@@ -93,7 +93,9 @@ class Mark:
 
     epoch: Epoch
     seq: int
+    """The sequence number of the last change before this moment."""
     seconds: int
+    """Redis TIME, read after ``seq``."""
 
 
 class Ledger:
@@ -235,8 +237,10 @@ class Ledger:
         return seats
 
     def reported_frames(self, limits: Mapping[str, tuple[int, str]]) -> dict[str, Headroom]:
-        """How many frames may run under limits of frames that are more than their maximum, and how many do: as
-        ``seats`` tells it of machines. ``limits``: how many may (-1: any number) and name by id."""
+        """The headroom of limits of frames whose holders a licence server reports, by limit id: two round trips,
+        whatever their number. ``limits``: how many frames may run (-1: any number) and name by id.
+
+        Not at one instant: see ``seats``. A limit with a damaged key is left out."""
         now, found = self._read_at([read for limit_id in limits for read in reads_of_frames(limit_id)])
         pairs = zip(limits, found[::READS_OF_FRAMES], strict=True)
         _, starts = self._read_at([read_of_starts(limit_id, fields) for limit_id, fields in pairs])

@@ -1,6 +1,11 @@
-"""Limits that are more than their maximum, as the ledger has them: who holds one, and how many more may.
+"""Who holds a limit, and how much more may run under it, read from Redis for the planner.
 
-The same rules as lua/includes/seats.lua, for the planner; the script decides. What is read here is not of one instant.
+Two sorts of limits need this: limits that count machines, each of which takes one seat, however many frames run there;
+and limits of frames that a licence server reports, or that are not enforced. What any other limit has left is its
+maximum less a counter (Ledger.caps).
+
+The script that books decides, by the same rules: change lua/includes/seats.lua together with this module. The keys are
+read one after another, so the numbers here are not of one moment.
 """
 
 from __future__ import annotations
@@ -21,24 +26,29 @@ class Settling:
     """The times that decide whether a report of a licence server shows what runs."""
 
     window_seconds: float
-    """A frame that started fewer seconds before the server was asked need not be in the report (as Cuebot's
-    setting)."""
+    """The setting ``accounting.limit_settle_window_seconds``: a frame that started fewer seconds before the server was
+    asked need not be in its report."""
     booked_before_seconds: float
-    """A frame is booked at most so long before it starts: the commit deadline."""
+    """The commit deadline: a frame is booked at most so many seconds before it starts."""
 
     def bound(self, reported_at: float, redis_ahead_seconds: float) -> int:
-        """The second of Redis TIME after which bookings count beside a report, given when the server was asked by the
-        database's clock, and how far Redis TIME is ahead of that. Rounded down, so that it is never too late."""
+        """The second of Redis TIME after which a booking counts beside a report, because the report need not show it.
+
+        ``reported_at``: when the server was asked, in epoch seconds of the database's clock. ``redis_ahead_seconds``:
+        how far Redis TIME is ahead of that clock. The result is rounded down, so that the bound is never too late.
+        """
         return math.floor(reported_at - self.window_seconds - self.booked_before_seconds + redis_ahead_seconds)
 
 
 def reads_of_machines(limit_id: str) -> list[Read]:
-    """What is asked of a limit that counts machines, first."""
-    others = keys.other_machines(limit_id)
+    """The reads of a limit that counts machines, whose answers ``seats_of`` takes in this order.
+
+    The first answer names the machines. Their counters are read after these reads.
+    """
     fields = ("int_running", "int_max_value", "int_machines", "opens_at", "after")
     return [
         ["ZRANGE", keys.MACHINES_PREFIX + limit_id, 0, -1, "WITHSCORES"],
-        ["SMEMBERS", others],
+        ["SMEMBERS", keys.other_machines(limit_id)],
         ["SMEMBERS", keys.past_machines(limit_id)],
         ["HMGET", keys.limit(limit_id), *fields],
         ["HGET", keys.limit(f"{limit_id}@"), "int_running"],
@@ -47,43 +57,61 @@ def reads_of_machines(limit_id: str) -> list[Read]:
 
 
 READS_OF_MACHINES = 6
-"""How many answers the reads of a limit that counts machines have."""
+"""How many reads ``reads_of_machines`` returns."""
 
 
 def seats_of(
     answers: Iterator[object], frames_on: Mapping[str, int], most: int, name: str, redis_seconds: int
 ) -> Seats:
-    """The seats of a limit, from what was read of it.
+    """The seats of a limit that counts machines.
 
-    ``frames_on``: the counters of its machines. ``most``: the maximum that counts where the limit was never seeded.
-    Raises TypeError and ValueError for a damaged key.
+    ``answers``: what Redis answered to ``reads_of_machines``. ``frames_on``: how many frames run under the limit, by
+    machine. ``most``: the maximum of a limit that was never seeded as one that counts machines. ``redis_seconds``: the
+    Redis TIME. Raises TypeError and ValueError for a damaged key.
     """
-    since, others, past, fields, known, dated = (next(answers) for _ in range(READS_OF_MACHINES))
-    if not (isinstance(since, list) and isinstance(others, set) and isinstance(past, set) and isinstance(fields, list)):
+    machines, others, past, fields, listed, dated = (next(answers) for _ in range(READS_OF_MACHINES))
+    if not (
+        isinstance(machines, list) and isinstance(others, set) and isinstance(past, set) and isinstance(fields, list)
+    ):
         raise TypeError("a key of a limit is damaged")
-    running, stored_most, stored, opens_at, after = fields
-    maximum = int(stored_most) if stored else most
-    threshold = int(stored) if stored else most
-    bound = int(after or 0)
-    booked = {machine: float(score) for machine, score in since}
-    holding = {machine for machine, score in booked.items() if score > 0 and frames_on.get(machine, 0) > 0}
-    young = {machine for machine, score in booked.items() if score > bound}
-    of_frames = dated if isinstance(dated, int) else 0
-    use = len(young | others) + max(0, int(running or 0) - int(str(known or 0)) + of_frames)
-    holders = holding | others | past
-    if threshold < 0 or (opens_at and int(opens_at) < redis_seconds):
+    running, seeded_maximum, seeded_threshold, opens_at, after = fields
+    # Below the threshold any machine may start frames, from there on only one that holds the limit.
+    threshold = int(seeded_threshold) if seeded_threshold else most
+    maximum = int(seeded_maximum) if seeded_threshold else most
+    bound = _number(after)
+
+    # A score above 0 is when the last frame there was booked; a score below 0, when the last frame ended, negated.
+    scores = {machine: float(score) for machine, score in machines}
+    with_frames = {machine for machine, score in scores.items() if score > 0 and frames_on.get(machine, 0) > 0}
+    younger = {machine for machine, score in scores.items() if score > bound}
+
+    # Each frame whose machine is not known counts as a machine. The entries that list no machine are those that do not
+    # list ``L@``, and those that have a start under ``L``: they were made while the limit counted frames.
+    with_start = dated if isinstance(dated, int) else 0
+    without_machine = max(0, _number(running) - _number(listed) + with_start)
+    use = len(younger | others) + without_machine
+    holders = with_frames | others | past
+    if _is_open(threshold, opens_at, redis_seconds):
         return Seats(frozenset(holders), math.inf, name)
-    # Machines that a worker of the release before has left there are none to be stopped.
-    too_many = use - len(young - holding - others) - maximum
+
+    # A worker of the release before leaves machines without frames in the set. They use seats until a recompute, but
+    # there is nothing on them that could be kept from going on.
+    left_behind = younger - with_frames - others
+    too_many = use - len(left_behind) - maximum
     if too_many > 0:
-        left_since = {machine for machine, score in booked.items() if after and -score > bound}
-        ours = sorted((young & (holding | others)) | (others & (left_since | holding)))
+        # As many machines of ours as are too many take no more frames: the last by name, which are the same for every
+        # process. A reported machine is ours if frames of ours run there, or the last of them ended after the bound.
+        ended_after = {machine for machine, score in scores.items() if after and -score > bound}
+        ours = sorted((younger & (with_frames | others)) | (others & (ended_after | with_frames)))
         holders = set(ours[: max(0, len(ours) - too_many)])
     return Seats(frozenset(holders), max(0, threshold - use), name)
 
 
 def reads_of_frames(limit_id: str) -> list[Read]:
-    """What is asked of a limit of frames that is more than its maximum, first."""
+    """The reads of a limit of frames that a licence server reports, whose answers ``headroom_of`` takes in this order.
+
+    ``read_of_starts`` is made from the first answer.
+    """
     fields = ("int_running", "int_frames", "int_settled", "opens_at", "after")
     return [
         ["HMGET", keys.limit(limit_id), *fields],
@@ -93,25 +121,42 @@ def reads_of_frames(limit_id: str) -> list[Read]:
 
 
 READS_OF_FRAMES = 3
-"""How many answers `reads_of_frames` has."""
+"""How many reads ``reads_of_frames`` returns."""
 
 
 def read_of_starts(limit_id: str, fields: object) -> Read:
-    """What is asked then, given the answer to the first of reads_of_frames."""
-    after = fields[-1] if isinstance(fields, list) else None
-    return ["ZCOUNT", keys.started(limit_id), f"({after or 0}", "+inf"]
+    """The read of how many frames were booked after the bound; ``fields``: the first answer to ``reads_of_frames``."""
+    bound = fields[-1] if isinstance(fields, list) else None
+    return ["ZCOUNT", keys.started(limit_id), f"({bound or 0}", "+inf"]  # "(": the bound itself is not counted
 
 
 def headroom_of(answers: Iterator[object], started: object, most: int, name: str, redis_seconds: int) -> Headroom:
-    """The headroom of a limit, from what was read of it first, and then. ``most``: the maximum that counts where the
-    limit was never seeded. Raises TypeError and ValueError for a damaged key."""
-    fields, known, dated = (next(answers) for _ in range(READS_OF_FRAMES))
+    """The headroom of a limit of frames that a licence server reports.
+
+    ``answers``: what Redis answered to ``reads_of_frames``; ``started``: to ``read_of_starts``. ``most``: the maximum
+    of a limit that was never seeded as one that is reported. ``redis_seconds``: the Redis TIME. Raises TypeError and
+    ValueError for a damaged key.
+    """
+    fields, listed, dated = (next(answers) for _ in range(READS_OF_FRAMES))
     if not isinstance(fields, list):
         raise TypeError("a key of a limit is damaged")
-    running, frames, settled, opens_at, _ = fields
-    counted, with_start = int(running or 0), min(int(str(known or 0)), int(str(dated)))
-    use = int(settled or 0) + min(with_start, int(str(started))) + max(0, counted - with_start)
-    threshold = int(frames) if frames else most
-    if threshold < 0 or (opens_at and int(opens_at) < redis_seconds):
-        return Headroom(None, use, name)
-    return Headroom(threshold, use, name)
+    running, seeded_most, settled, opens_at, _ = fields
+    # Entries that were made while the limit counted machines list ``L@`` as well, and have no start under ``L``.
+    with_start = min(_number(listed), _number(dated))
+    # Beside the tokens of the report count the frames that were booked after the bound, and all whose start is unknown.
+    pending = min(with_start, _number(started))
+    without_start = max(0, _number(running) - with_start)
+    use = _number(settled) + pending + without_start
+    threshold = int(seeded_most) if seeded_most else most
+    return Headroom(None if _is_open(threshold, opens_at, redis_seconds) else threshold, use, name)
+
+
+def _is_open(threshold: int, opens_at: str | None, redis_seconds: int) -> bool:
+    """Whether a limit refuses nothing: any number is allowed (below 0), or its report has become too old since its caps
+    were loaded. ``opens_at``: the second at which the report becomes too old; empty for never."""
+    return threshold < 0 or bool(opens_at and int(opens_at) < redis_seconds)
+
+
+def _number(answer: object) -> int:
+    """The number in an answer of Redis, 0 where there is none. Raises ValueError for an answer that is an error."""
+    return int(str(answer or 0))
