@@ -1,5 +1,7 @@
-"""What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `was_cancelled`,
-`in_doubt`), and for any work that met it (`is_trouble`, `is_lasting`). PostgreSQL's errors are told apart by SQLSTATE.
+"""What an error of PostgreSQL or Redis means: for a plan and its COMMIT, for any other work, and for people.
+
+"Store" is either of the two here. PostgreSQL's errors are told apart by SQLSTATE. Where an error has none, because it
+comes from libpq, PgBouncer or redis-py, it is told by its text.
 """
 
 from __future__ import annotations
@@ -43,11 +45,19 @@ _HOST_TEXT = "unable to allocate additional"
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
 """SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks."""
 _COMPLETION_UNKNOWN = "40003"
-"""The one SQLSTATE of these classes after which a COMMIT may have happened."""
-_REFUSED_CONNECTION_STATES = ("28000", "28P01", "3D000", "42501", "42704", "22023", "42601")
-"""SQLSTATEs of connections that PostgreSQL will refuse the next time, too: the user, or where it comes from; the
-password; no such database; no right to connect to it; in the URL's ``options`` a parameter that it does not know, a
-value that the parameter cannot have, or what is no option."""
+"""The one SQLSTATE of _REFUSED_AT_COMMIT's classes after which a COMMIT may have happened."""
+_REFUSED_CONNECTION_STATES = frozenset(
+    {
+        "28000",  # the user may not come from this machine, or in this way
+        "28P01",  # the password is wrong
+        "3D000",  # there is no such database
+        "42501",  # the user may not connect to the database
+        "42704",  # the URL's ``options`` name a parameter that PostgreSQL does not know
+        "22023",  # the URL's ``options`` give a parameter a value that it cannot have
+        "42601",  # the URL's ``options`` hold something that is no option
+    }
+)
+"""SQLSTATEs with which PostgreSQL refuses a connection, and will refuse it the next time, too."""
 _TOO_MANY_CONNECTIONS = "53300"
 _REFUSED_CONNECTIONS = (
     "authentication failed",
@@ -57,7 +67,8 @@ _REFUSED_CONNECTIONS = (
     "certificate",
     "invalid sslmode",
 )
-"""What libpq, or PgBouncer, says of a connection that will be refused the next time, too. They speak English alone."""
+"""Words of libpq, and of PgBouncer, about a connection that will be refused the next time, too: in English whatever the
+server's language."""
 _CONNECTION_LIMITS = {
     "too many clients already": "its max_connections",
     "remaining connection slots are reserved": "its max_connections",
@@ -65,7 +76,7 @@ _CONNECTION_LIMITS = {
     "too many connections for database": "the CONNECTION LIMIT of the database",
     "no more connections allowed": "PgBouncer's max_client_conn",
 }
-"""Words with which PostgreSQL, or PgBouncer, says that it has no connection left -> the limit that is reached."""
+"""The limit that is reached, by the words with which PostgreSQL, or PgBouncer, says that it has no connection left."""
 _REFUSED_BY_REDIS = (
     "CERTIFICATE_VERIFY_FAILED",
     "certificate verify failed",
@@ -75,11 +86,16 @@ _REFUSED_BY_REDIS = (
     "DB index is out of range",
     "without any password configured",
 )
-"""What Redis, or a Sentinel as redis-py quotes it, says of a connection that will be refused the next time, too."""
+"""Words of Redis, and of Sentinels as redis-py quotes them, about a connection that will be refused the next time,
+too."""
+_NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
+"""The classes that redis-py has for a Redis that answers and takes no write."""
+_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redis", "OOM command not allowed")
+"""The words by which such an answer is known where redis-py has no class, or an old Redis quotes it from a script."""
 
 
 class Failure(StrEnum):
-    """Why a plan's transaction failed."""
+    """Why a plan's transaction failed, as far as that decides what is done about the plan."""
 
     REPEAT = auto()
     """The transaction collided with another; tried again at once, it may succeed."""
@@ -96,7 +112,7 @@ class Failure(StrEnum):
 
 
 def classify(error: Exception) -> Failure:
-    """What to do about a plan whose transaction ended in ``error``. OpenCue's triggers all raise P0001, so the host
+    """Why a plan's transaction, which ended in ``error``, failed. OpenCue's triggers all raise P0001, so the host
     trigger's refusals are known by their text."""
     state = _sqlstate(error)
     if state in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED):
@@ -113,12 +129,14 @@ def classify(error: Exception) -> Failure:
 
 
 def waited_too_long(error: Exception) -> bool:
-    """Whether a statement that only locks rows ended because it took too long: at one row, or at one after another."""
+    """Whether a statement that only locks rows took too long: lock_timeout ended it at one row, or statement_timeout
+    after it had waited for one row after another. Of any other statement ask ``was_cancelled``."""
     return _sqlstate(error) in (_LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
 
 
 def was_cancelled(error: BaseException | None) -> bool:
-    """Whether a statement ended because it took longer than it may: statement_timeout, or a person's cancellation."""
+    """Whether a statement ended because it took longer than it may (statement_timeout), or because a person cancelled
+    it. False without an error."""
     return _sqlstate(error) == _QUERY_CANCELED
 
 
@@ -136,32 +154,33 @@ def is_lasting(error: Exception) -> bool:
     """Whether a store refuses in a way that no waiting cures: a wrong password or database, a certificate that cannot
     be verified, a permission that is missing.
 
-    PostgreSQL's refusals of a connection are known by their SQLSTATE, in any language; what has none, by its text.
+    PostgreSQL's refusals of a connection are known by their SQLSTATE, in any language; those of libpq and PgBouncer,
+    by their text.
     """
     if isinstance(error, OperationalError):
         state = _sqlstate(error)
         if state in PASSING_REFUSALS:
             return False
-        return state in _REFUSED_CONNECTION_STATES or any(word in str(error.orig) for word in _REFUSED_CONNECTIONS)
+        return state in _REFUSED_CONNECTION_STATES or any(words in str(error.orig) for words in _REFUSED_CONNECTIONS)
     if isinstance(error, AuthenticationError | NoPermissionError):
         return True
-    return isinstance(error, RedisError) and any(word in str(error) for word in _REFUSED_BY_REDIS)
+    return isinstance(error, RedisError) and any(words in str(error) for words in _REFUSED_BY_REDIS)
 
 
 def limit_reached(error: Exception) -> str:
     """The limit that keeps PostgreSQL from taking another connection, in words; empty where the error says something
-    else. A server that answers in another language than English does not say which of three limits it is."""
+    else. Only a server that answers in English says which of three limits it is."""
     text = str(error.orig) if isinstance(error, OperationalError) else ""
-    unknown = (
-        "its max_connections, or the CONNECTION LIMIT of the role or database"
-        if (_sqlstate(error) == _TOO_MANY_CONNECTIONS)
-        else ""
-    )
-    return next((limit for words, limit in _CONNECTION_LIMITS.items() if words in text), unknown)
+    for words, limit in _CONNECTION_LIMITS.items():
+        if words in text:
+            return limit
+    if _sqlstate(error) == _TOO_MANY_CONNECTIONS:
+        return "its max_connections, or the CONNECTION LIMIT of the role or database"
+    return ""
 
 
 def has_no_connection_left(error: Exception) -> bool:
-    """Whether Redis has as many clients as it takes."""
+    """Whether Redis refuses a connection because it has as many clients as it takes (of PostgreSQL: limit_reached)."""
     return isinstance(error, RedisError) and "max number of clients" in str(error)
 
 
@@ -189,11 +208,14 @@ def _sentinels_said(text: str) -> str:
 
 
 def failure_reason(error: Exception) -> str:
-    """Why a pass failed, in one line after its kind: ``postgresql: DataError: out of range (SQLSTATE 22003)``."""
-    kind = "redis" if isinstance(error, RedisError) else "program"
+    """Where and how a pass failed, in one line: ``postgresql: DataError: out of range (SQLSTATE 22003)``."""
     if isinstance(error, SQLAlchemyError):
-        kind = "postgresql"
-    return f"{kind}: {type(error).__name__}: {describe(error)}"
+        where = "postgresql"
+    elif isinstance(error, RedisError):
+        where = "redis"
+    else:
+        where = "program"
+    return f"{where}: {type(error).__name__}: {describe(error)}"
 
 
 def _sqlstate(error: BaseException | None) -> str:
@@ -208,8 +230,9 @@ def is_trouble(error: Exception) -> bool:
     schema lacks, or does not grant, is trouble: our statements are constant, so no rows are to blame.
     """
     if isinstance(error, RedisError):
+        # An error for which redis-py has no class of its own is a plain ResponseError: only its text says more.
         if type(error) is ResponseError:
-            return takes_no_write(error)  # redis-py has no class for each such error
+            return takes_no_write(error)
         return not isinstance(error, DataError)
     if not isinstance(error, DBAPIError):
         return isinstance(error, TimeoutError | DisconnectionError | PendingRollbackError)
@@ -218,15 +241,11 @@ def is_trouble(error: Exception) -> bool:
     return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
 
-_NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
-_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redis", "OOM command not allowed")
-
-
 def takes_no_write(error: ResponseError) -> bool:
-    """Whether Redis answers, but takes no write: a replica, one that lost its master or its replicas, one
-    that is held up by a script, a full disk, full memory.
+    """Whether Redis answers, but takes no write: it is a replica, lost its master or its replicas, is held up by a
+    script, or its disk or memory is full.
 
-    Up to Redis 6.2 an error inside a script is told by its text only; from 7 on, and in Valkey, it has a class of its
-    own, and redis-py cuts the word from its text.
+    Up to Redis 6.2 such an error inside a script is told by its text only. From Redis 7 on, and in Valkey, redis-py
+    has a class for the error, and cuts the word that names it from the text.
     """
-    return isinstance(error, _NO_WRITE_ERRORS) or any(word in str(error) for word in _NO_WRITE_WORDS)
+    return isinstance(error, _NO_WRITE_ERRORS) or any(words in str(error) for words in _NO_WRITE_WORDS)
