@@ -1,4 +1,4 @@
-"""The RunFrame message RQD gets for a booked proc (as Cuebot's dispatch support and the Rust dispatcher make it)."""
+"""The RunFrame message RQD gets for a booked proc (as Cuebot and OpenCue's own Rust scheduler make it)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def build_run_frame(
 
     ``now`` gives seconds since the epoch. In the message ``num_cores`` is centicores, memory limits are KB and
     ``start_time`` is milliseconds since the epoch. ``uid`` is set only when the job has one: RQD refuses 0. ``os`` is
-    the job's operating system, which names the image in which a containerised RQD runs the frame, or else the first of
-    the host's. RQD itself fills in gid, attributes, the temporary directory and pid.
+    the job's operating system, which names the image in which a containerised RQD runs the frame; for a job without one
+    it is the host's first operating system. RQD itself fills in gid, attributes, the temporary directory and pid.
     Raises InvalidInput when the layer's range or command cannot be read, ValueError or TypeError when a value does not
     fit its field.
     """
