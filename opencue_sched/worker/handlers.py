@@ -1,4 +1,8 @@
-"""What a worker does when PostgreSQL notifies it, by channel; the channels are in events.py."""
+"""What a worker does when PostgreSQL notifies it: a handler for each channel of events.py.
+
+A notification names *vertices*: counters with caps (accounting/keys.py). To *follow* a layer is to count its running
+frames under the limits that it has now, because the layer got or lost a limit, or a limit counts something else now.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,17 @@ from opencue_sched.store.shows import shows_under
 from opencue_sched.worker.events import Waker
 
 MOST_LEFT_TO_FOLLOW = 10_000
-"""How many layers and limits are kept to be followed again; what is notified beyond that is left to a recompute."""
+"""How many layers and limits a worker keeps to follow again. Layers and limits beyond that are left to a recompute."""
 
 
 class Handlers:
-    """The handlers of one process, called by the thread that listens."""
+    """The handlers of one process.
+
+    The listener's thread calls the handler of a channel. The counters' thread makes up for what was not heard, or not
+    followed: it calls ``follow_again``, ``handed_back`` and ``wake_all``.
+
+    ``hosts`` and ``backlog`` return the feeds of the process, which are made after the handlers.
+    """
 
     def __init__(
         self,
@@ -44,15 +54,19 @@ class Handlers:
         self._hosts = hosts
         self._backlog = backlog
         self._shows_with_work: frozenset[str] = frozenset()
-        """Shows that have new work, whose layers were not named yet. Touched by the listener's thread alone."""
+        """The shows of the last notification of work, until their layers are named. Touched by the listener's thread
+        alone."""
         self._to_follow: dict[str, None] = {}
-        """Vertices ``bound:{id}`` and ``limit:{id}`` that were notified since they were followed again last, each once.
-        Under the lock: the listener's thread adds them, the counters' thread takes them."""
-        self._following = threading.Lock()
+        """The vertices ``bound:{layer}`` and ``limit:{id}`` of notifications since the last ``follow_again``, in their
+        order; the values say nothing. Under ``_to_follow_lock``: the listener's thread adds vertices, the counters'
+        thread takes them."""
+        self._to_follow_lock = threading.Lock()
 
     def released(self, hosts: Sequence[str], procs: Sequence[str] = ()) -> None:
-        """Take over that procs were deleted, or that only hosts changed. Where another feed than our trigger is set,
-        releases reach the ledger by that feed."""
+        """Release the deleted ``procs`` in the ledger, and wake what can use ``hosts``, which came free or changed.
+
+        With another ``release_feed`` than our trigger, releases reach the ledger by that feed.
+        """
         self._hosts().note(hosts)
         try:
             if self._settings.accounting.release_feed == "proc-trigger":
@@ -63,14 +77,17 @@ class Handlers:
             self._waker.note(hosts)
 
     def caps_changed(self, vertices: Collection[str]) -> None:
-        """Load the caps of vertices, and wake the shows whose work may go on now. Our triggers name vertices
-        ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``, and as ``bound:{id}`` layers that got
-        or lost a limit while frames of them run, which count under other limits from now on."""
+        """Load the caps of vertices, and wake the shows whose work may go on now.
+
+        Our triggers name the vertices ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}`` and ``limit:{id}``. As
+        ``bound:{layer}`` they name a layer that got or lost a limit while its frames run: these count under other
+        limits from now on.
+        """
         ids = _ids_by_kind(vertices)
         # First, so that the vertices are kept whatever fails below.
         self._keep_to_follow(vertices)
         shows = {pair.partition(":")[0] for pair in ids["sub"]}
-        # A job's cap comes with its priority, in one row.
+        # The backlog has the priority of a job, which is in one row with its caps: either may have changed.
         self._backlog().caps_changed(ids["job"])
         capped = [f"acct:{vertex}" for vertex in vertices if not vertex.startswith("bound:")]
         if capped:
@@ -82,15 +99,16 @@ class Handlers:
             if (ids["bound"] or lacking) and self._ledger.follows_limits():
                 self._follow(ids["bound"], lacking)
         finally:
+            # Also when layers could not be followed: the new caps are loaded, and follow_again tries again.
             self._waker.note(shows=shows)
 
     def follow_again(self) -> None:
-        """Follow all that was notified since the last call, although a worker of the fleet has followed it: that worker
-        may have died or failed.
+        """Follow all layers and limits of which notifications came since the last call.
 
-        Where it was followed there is no difference to find. What cannot be followed now is kept for the next call.
+        One worker of the fleet has followed them at once, but may have died or failed. If it did not, there is no
+        difference to find. When following fails here, all is kept for the next call, and the error goes to the caller.
         """
-        with self._following:
+        with self._to_follow_lock:
             vertices, self._to_follow = self._to_follow, {}
         ids = _ids_by_kind(vertices)
         try:
@@ -100,43 +118,50 @@ class Handlers:
             raise
 
     def _keep_to_follow(self, vertices: Collection[str]) -> None:
-        with self._following:
+        """Keep the layers and limits among these vertices for ``follow_again``, as far as there is room."""
+        with self._to_follow_lock:
             for vertex in vertices:
                 if vertex.startswith(("bound:", "limit:")) and len(self._to_follow) < MOST_LEFT_TO_FOLLOW:
                     self._to_follow[vertex] = None
 
     def _limits_lacking(self, limit_ids: Sequence[str]) -> list[str]:
-        """The limits among these under which frames run whose entries lack what the limit counts by now."""
+        """The ids of those limits whose running frames have to be counted anew: their ledger entries do not say what
+        the limit counts by now (Ledger.limits_lacking_machines)."""
         return self._ledger.limits_lacking_machines(limit_ids) if limit_ids else []
 
     def _follow(self, bound: Sequence[str], lacking: Sequence[str]) -> None:
-        """Have the running frames of these layers, and under these limits, counted as they are to be counted now."""
+        """Follow the layers ``bound`` (ids), and all layers under the limits ``lacking`` (ids)."""
         layers = {*bound, *(ask(self._engine, layers_under, lacking) if lacking else ())}
         if layers:
             follow_layers(self._engine, self._ledger, layers)
 
     def work_waits(self, shows: Sequence[str]) -> None:
-        """Note the shows that have new work, whose layers the backlog's channel names in the same moment."""
+        """Wake the shows that have new work. The commit that made the work also names its layers, on the backlog's
+        channel."""
         self._shows_with_work = frozenset(shows)
         self._waker.note(shows=shows)
 
     def backlog_changed(self, shows: Sequence[str] = (), jobs: Sequence[str] = (), layers: Sequence[str] = ()) -> None:
-        """Take over that waiting work changed, or something that decides on it."""
+        """Have the backlog read these shows, jobs and layers again: their waiting work has changed, or what decides
+        whether it is booked."""
         self._backlog().note(layers, jobs=jobs, shows=shows)
-        # A sweep for the show may have begun between the two notices of one commit.
+        # Once more for shows with new work: the sweep to which ``work_waits`` led may have begun before the backlog was
+        # told of their layers.
         self._waker.note(shows={*shows, *self._shows_with_work})
         self._shows_with_work = frozenset()
 
     def deaf(self, is_deaf: bool) -> None:
-        """Take over whether notifications have ceased. While this process is deaf, its backlog compares itself with the
-        database more often, and at once to begin with."""
+        """Tell the backlog whether this process hears notifications (``is_deaf``: it does not). While it is deaf, the
+        backlog compares itself with the database more often, and at once to begin with."""
         backlog = self._backlog()
-        was_deaf, backlog.deaf = backlog.deaf, is_deaf
+        was_deaf = backlog.deaf
+        backlog.deaf = is_deaf
         if is_deaf and not was_deaf:
             backlog.missed()
 
     def handed_back(self, shows: Sequence[str]) -> None:
-        """Do what is left to do when shows were handed back to a Cuebot: little, where our own command did it."""
+        """Do what is left to do when shows were handed back to a Cuebot: little, where our own command handed them
+        back."""
         self._backlog().note(shows=shows)
         follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
 
@@ -146,6 +171,7 @@ class Handlers:
 
 
 def _ids_by_kind(vertices: Collection[str]) -> defaultdict[str, list[str]]:
+    """The ids of vertices by what stands before the first colon. An id of ``sub`` is ``{show}:{alloc}``."""
     ids = defaultdict[str, list[str]](list)
     for vertex in vertices:
         kind, _, id_ = vertex.partition(":")
