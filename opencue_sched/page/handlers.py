@@ -1,8 +1,8 @@
 """``/farm`` among Flower's own pages: the farm as ``opencue-sched top`` shows it, live in a browser.
 
-The page is three files of ours, and asks every two seconds for JSON about the farm, and about the job that a viewer has
-opened. Flower asks for its password here as it does on its other pages. Nothing is written, to no store and nowhere in
-Flower.
+The page is made of three files (FILES). Its script asks every two seconds for JSON about the farm, and about the job
+that a viewer has opened. Flower asks for its password here as it does on its other pages. The page only reads: it
+writes to no store, and changes nothing in Flower.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.names import plural
+from opencue_sched.domain.states import HardwareState, LockState
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import Explanation, explain_job, explanation_lines, passes_over, unavailable
@@ -38,8 +39,8 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import list_hosts
 from opencue_sched.store.jobs import dead_frames, frames_by_id, job_of
 
-FILES = {"farm": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
-"""What the page consists of, with the media types."""
+FILES = {"farm.html": "text/html", "farm.css": "text/css", "farm.js": "text/javascript"}
+"""The files of the page in the folder ``static``, each with its media type. ``/farm`` is farm.html."""
 # The page loads nothing from elsewhere, and no other page may show it in a frame.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -48,13 +49,14 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 ANSWER_LIFE_SECONDS = 1.0
-"""How long an answer is given to other viewers who ask the same: a hundred viewers cost what one costs."""
+"""How long an answer is given to other viewers who ask the same: a hundred viewers cost what one costs. The page asks
+every two seconds, so each of its questions gets a new answer."""
 LOG_WAIT_SECONDS = 2.0
-"""How long a viewer waits for the file server of the logs."""
+"""How long a viewer waits for the file server of the logs: as long as the page waits between two questions."""
 LOG_BYTES = 256 * 1024
-"""How much of a log is shown: so many bytes at its end."""
+"""How many bytes of a log are shown, from its end: some 2,500 lines of a hundred characters."""
 MOST_HOSTS = 2000
-"""How many hosts are shown one by one, the first by name."""
+"""How many hosts the page shows one by one, the first by name. Its totals count all hosts."""
 
 
 class PageAnswer(NamedTuple):
@@ -63,79 +65,87 @@ class PageAnswer(NamedTuple):
     status: int
     """The status of the HTTP answer."""
     body: bytes
-    """JSON in gzip."""
-    at: float
-    """The time at which the farm was read (monotonic seconds)."""
+    """JSON, compressed with gzip."""
+    made_at: float
+    """The time at which the stores had been read, in seconds of time.monotonic()."""
 
 
 class FarmReader:
     """Reads the stores for all viewers together, one read at a time. A thread reads, so that Tornado's loop never waits
-    for a store."""
+    for a store. The threads and connections live as long as the process: nobody closes them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page")
         self._answers: dict[str | None, PageAnswer] = {}
-        """Answers of the last ANSWER_LIFE_SECONDS, by job id; None: of the farm. Only ``_thread`` touches it."""
+        """The answers of the last ANSWER_LIFE_SECONDS, by job id; the one about the farm has the key None. Only
+        ``_thread`` touches this."""
         self._log_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="farm-page-logs")
-        """Reads logs. Where their file server hangs, this thread hangs, and no other does."""
+        """Reads logs. Where the file server of the logs hangs, this thread hangs, and no other does."""
         self._reading: Future[list[Deaths]] | None = None
-        """The last read of dead frames' logs, which ``_log_thread`` may still be at. Only ``_thread`` touches it."""
+        """The last read of dead frames' logs, which may still run in ``_log_thread``; None before the first one. Only
+        ``_thread`` touches this."""
         self._redis = guarded_redis(settings.redis_dsn, settings)
         self._engine = make_engine(settings, application_name="opencue-sched-page", pool_size=1)
 
     async def answer(self, job_id: str | None = None) -> PageAnswer:
-        """About the farm, what insight.farm_view says, and the hosts one by one; about a job, what ``opencue-sched
-        explain`` says.
+        """The answer about a job: what ``opencue-sched explain`` says. Without a job it is about the farm: what
+        insight.farm_view says, and the hosts one by one.
 
-        The status is 503 while a store is away, with what a person can do; 404 where there is no such job.
+        The status is 404 where there is no such job. It is 503 while a store is away; the body then says what a person
+        can do.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, job_id)
 
     def _answer(self, job_id: str | None) -> PageAnswer:
         """The answer of a moment ago, or one that is read now.
 
-        Reads run in ``_thread`` one after the other, so a request that waited for another one's read of the same finds
-        its answer here. A failure is an answer, too, and lives as long.
+        Reads run in ``_thread`` one after the other. A request that waited while another one read the same finds that
+        answer here. A failure is an answer, too, and lives as long.
         """
         now = time.monotonic()
-        self._answers = {key: answer for key, answer in self._answers.items() if now - answer.at < ANSWER_LIFE_SECONDS}
+        self._answers = {
+            asked: answer for asked, answer in self._answers.items() if now - answer.made_at < ANSWER_LIFE_SECONDS
+        }
         if job_id in self._answers:
             return self._answers[job_id]
         status = 200
         try:
-            found = self._farm() if job_id is None else self._explanation(job_id)
+            content = self._farm() if job_id is None else self._explanation(job_id)
         except NoResultFound:
-            status, found = 404, {"error": "there is no such job"}
+            status, content = 404, {"error": "there is no such job"}
         except (SQLAlchemyError, RedisError, SchedulerError) as error:
-            status, found = 503, {"error": describe_failure(error, self.settings)}
-        body = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), compresslevel=1)
-        return self._answers.setdefault(job_id, PageAnswer(status, body, time.monotonic()))
+            status, content = 503, {"error": describe_failure(error, self.settings)}
+        body = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), compresslevel=1)
+        answer = PageAnswer(status, body, time.monotonic())
+        self._answers[job_id] = answer
+        return answer
 
     def _farm(self) -> dict[str, Any]:
-        """The view of the farm, and as ``grid`` the hosts of this program's facility, or of all."""
+        """The view of the farm; ``grid`` has the hosts of the facility that the settings name, or of all facilities."""
         hosts = ask(self._engine, list_hosts, most=MOST_HOSTS)
         view = farm_view(self._engine, self._redis, self.settings)
-        staleness = self.settings.host_cache.host_staleness_threshold
-        grid = [_host(row, staleness) for row in hosts if view["facility"] in (None, row.facility)]
+        facility = view["facility"]
+        staleness_seconds = self.settings.host_cache.host_staleness_threshold
+        grid = [_host(row, staleness_seconds) for row in hosts if facility is None or row.facility == facility]
         return {**view, "grid": grid}
 
     def _explanation(self, job_id: str) -> dict[str, Any]:
         """What ``explain`` says about a job, and why frames of it died. Raises NoResultFound for an unknown job."""
         show_id = ask(self._engine, job_of, job_id).show_id
         passes = passes_over(self._redis, self.settings, job_id, show_id)
-        found = ask(self._engine, explain_job, job_id, self.settings, passes)
-        deaths, note = self._deaths(ask(self._engine, dead_frames, job_id))
-        lines = explanation_lines(found, every_reason=True)
+        explanation = ask(self._engine, explain_job, job_id, self.settings, passes)
+        kinds_of_death, note = self._read_deaths(ask(self._engine, dead_frames, job_id))
         return {
-            "state": found.state,
-            "lines": lines,
-            "deaths": [_death(death, found) for death in deaths],
+            "state": explanation.state,
+            "lines": explanation_lines(explanation, every_reason=True),
+            "deaths": [_shown_deaths(deaths, explanation) for deaths in kinds_of_death],
             "note": note,
         }
 
-    def _deaths(self, dead: Sequence[Row[Any]]) -> tuple[Sequence[Deaths], str]:
-        """Why frames died, with the ends of their logs; and a note where the file server of the logs does not answer.
+    def _read_deaths(self, dead: Sequence[Row[Any]]) -> tuple[Sequence[Deaths], str]:
+        """Why frames died, with the ends of their logs; and a note, which is empty unless the file server of the logs
+        does not answer.
 
         No viewer waits for the file server longer than LOG_WAIT_SECONDS. While a read hangs there, no other is begun.
         """
@@ -151,8 +161,8 @@ class FarmReader:
     async def log_of(self, frame_id: str) -> str | None:
         """The end of the log of a frame; None where there is no such frame, or its log is not visible here.
 
-        Raises TimeoutError where the file server does not answer, also where another read still waits for it: both are
-        done by ``_log_thread``. Raises SQLAlchemyError.
+        Raises TimeoutError when the log was not read within LOG_WAIT_SECONDS: the file server does not answer, or an
+        earlier read still keeps ``_log_thread`` busy. Raises SQLAlchemyError when the database cannot name the log.
         """
         loop = asyncio.get_running_loop()
         frames = await loop.run_in_executor(self._thread, partial(ask, self._engine, frames_by_id, [frame_id]))
@@ -163,27 +173,47 @@ class FarmReader:
         return await asyncio.wait_for(reading, LOG_WAIT_SECONDS)
 
 
-def _death(death: Deaths, job: Explanation) -> dict[str, Any]:
-    """What the page shows of frames that died alike."""
-    layers = {layer["id"]: layer["layer"] for layer in job.layers}
-    shown = ("frames", "exit_status", "meaning", "frame", "frame_id", "host", "log", "lines")
-    return {"layer": layers.get(death.layer_id, ""), **{name: getattr(death, name) for name in shown}}
+def _shown_deaths(deaths: Deaths, job: Explanation) -> dict[str, Any]:
+    """What the page shows of the dead frames of a layer with one exit status."""
+    names_of_layers = {layer["id"]: layer["layer"] for layer in job.layers}
+    return {
+        "layer": names_of_layers.get(deaths.layer_id, ""),
+        "frames": deaths.frames,
+        "exit_status": deaths.exit_status,
+        "meaning": deaths.meaning,
+        "frame": deaths.frame,
+        "frame_id": deaths.frame_id,
+        "host": deaths.host,
+        "log": deaths.log,
+        "lines": deaths.lines,
+    }
 
 
-def _host(row: Row[Any], staleness: float) -> dict[str, Any]:
+def _host(row: Row[Any], staleness_seconds: float) -> dict[str, Any]:
     """A host of the grid: its cores, its look (a class of farm.css) and a line of words. A host that has not reported
-    for ``staleness`` seconds is silent."""
-    why = unavailable(row, staleness)
+    for ``staleness_seconds`` is silent, which looks as DOWN does."""
+    why = unavailable(row, staleness_seconds)
     cores = row.centicores / CENTICORES_PER_CORE
     booked = (row.centicores - row.idle_centicores) / CENTICORES_PER_CORE
-    look = "locked" if why.endswith("locked") else "down" if why else ""
-    words = f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {plural(row.frames, 'frame')}"
-    known = {"name": row.host, "allocation": row.allocation, "cores": cores, "booked": booked}
-    return known | {"look": look, "words": words}
+    if not why:
+        look = ""
+    elif row.state == HardwareState.UP and row.lock != LockState.OPEN:
+        look = "locked"
+    else:
+        look = "down"
+    return {
+        "name": row.host,
+        "allocation": row.allocation,
+        "cores": cores,
+        "booked": booked,
+        "look": look,
+        "words": f"{row.host}: {why or 'up'}, {booked:g} of {cores:g} cores booked, {plural(row.frames, 'frame')}",
+    }
 
 
-class _Guarded(BaseHandler):  # type: ignore[misc]
-    """A handler among Flower's own, under Flower's password, whose answers carry HEADERS."""
+class _PageHandler(BaseHandler):  # type: ignore[misc]
+    """A handler of the page, whose answers carry HEADERS. Each ``get`` must be ``@authenticated``: that has Flower ask
+    for its password."""
 
     def set_default_headers(self) -> None:
         """Tornado's hook: put HEADERS on every answer."""
@@ -192,18 +222,18 @@ class _Guarded(BaseHandler):  # type: ignore[misc]
             self.set_header(name, value)
 
 
-class FarmFile(_Guarded):
-    """One of FILES."""
+class FarmFile(_PageHandler):
+    """Answers with one of FILES."""
 
     @authenticated
-    def get(self, name: str) -> None:
+    def get(self, address: str) -> None:
+        name = "farm.html" if address == "farm" else address
         self.set_header("Content-Type", f"{FILES[name]}; charset=utf-8")
-        path = Path(__file__).parent / "static" / (name if "." in name else f"{name}.html")
-        self.finish(path.read_bytes())
+        self.finish((Path(__file__).parent / "static" / name).read_bytes())
 
 
-class FarmData(_Guarded):
-    """The farm as JSON; with ``job``, the explanation of that job."""
+class FarmData(_PageHandler):
+    """Answers with the farm as JSON; with the query argument ``job``, with the explanation of that job."""
 
     def initialize(self, reader: FarmReader) -> None:
         self.reader = reader
@@ -217,8 +247,8 @@ class FarmData(_Guarded):
         self.finish(answer.body)
 
 
-class FarmLog(_Guarded):
-    """The end of a frame's log, as text."""
+class FarmLog(_PageHandler):
+    """Answers with the end of a log as text: that of the frame in the query argument ``frame``."""
 
     def initialize(self, reader: FarmReader) -> None:
         self.reader = reader
@@ -242,12 +272,15 @@ class FarmLog(_Guarded):
 
 
 def add_to_flower(settings: Settings) -> None:
-    """Have Flower serve the page. Call this before Flower's application is made: the application takes the list of
-    handlers, to which the page is added here, as it is then."""
+    """Have Flower serve the page. Call this before Flower's application is made, because the application copies the
+    list of handlers, to which the page is added here."""
     reader = FarmReader(settings)
-    flower_handlers[:0] = [
+    ours = [
         url(r"/(farm|farm\.css|farm\.js)", FarmFile),
         url(r"/farm/data", FarmData, {"reader": reader}),
         url(r"/farm/log", FarmLog, {"reader": reader}),
+        # A relative address, because Flower may be served below a prefix.
         url(r"/farm/", RedirectHandler, {"url": "../farm", "permanent": False}),
     ]
+    # Before Flower's own, the last of which takes every address for an unknown page.
+    flower_handlers[:0] = ours
