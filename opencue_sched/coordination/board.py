@@ -38,7 +38,7 @@ class JobPriority(StrEnum):
 
 
 NEVER = math.inf
-"""A claim that does not end by itself."""
+"""The life of a claim that does not expire."""
 ERROR_CHARACTERS = 4000
 """How much of an error's text a job keeps: so many characters at its end."""
 PAGE = 100
@@ -71,8 +71,8 @@ class Listing:
     fields: dict[str, str]
     """The fields of the job's hash. Nobody changes them after they were read."""
     left_ms: float | None = None
-    """Milliseconds until the job's claim ends: -1 for one that never ends, -2 without a claim, None when not asked
-    for."""
+    """Milliseconds until the job's claim expires: -1 for a claim that never does, -2 without a claim, None in a page of
+    jobs, where it is not read."""
 
 
 class Counts(NamedTuple):
@@ -83,7 +83,8 @@ class Counts(NamedTuple):
     claimed: int
     trash: int
     next_ms: int
-    """Milliseconds until a job becomes ready by itself; -1 when none will."""
+    """Milliseconds until the next job becomes ready by itself, because it is due or its claim expires; -1 when none
+    will."""
 
 
 class BoardScripts:
@@ -137,12 +138,13 @@ class BoardScripts:
         return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(uuid4().hex)))
 
     def job(self, uuid: str) -> Listing | None:
-        """One job now; None when it is gone."""
+        """What Redis has of a job at this moment; None when the job is gone."""
         *_, fields, left = self.call("board_look", uuid)
         return Listing(uuid, field_map(fields), left_ms=float(left)) if fields else None
 
     def listings(self, which: Pages) -> Iterator[Listing]:
-        """The jobs of one kind, highest priority and oldest first (the trash: oldest first), read in pages."""
+        """The jobs that are ``which``, highest priority and then oldest first (in the trash: oldest first). The
+        iterator reads a page of them when it has come to the end of the one before."""
         after = "-inf"
         while rows := self.call("board_page", which, after, PAGE):
             yield from (Listing(str(uuid), field_map(fields)) for uuid, _, fields in rows)

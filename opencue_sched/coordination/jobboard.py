@@ -1,7 +1,8 @@
 """The jobboard: post, claim, finish, abandon and watch jobs (TaskFlow's jobboards, on Redis).
 
-Every write of an owner is checked by owner, fence and token in one Lua call. What is other than on TaskFlow's own Redis
-board, and why, is in docs/references.md ("Jobboards").
+A claim has an owner, a fence (a number that grows with each claim of the job) and a token (a random text that no other
+claim has). Every write of an owner names all three, and the same Lua call that writes checks them first. Where this
+board differs from TaskFlow's own Redis board, and why, is in docs/references.md ("Jobboards").
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from opencue_sched.clients.store_errors import describe, is_lasting
 from opencue_sched.coordination.board import NEVER, BoardScripts, End, JobPriority, Listing, field_map, life_ms
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.keys import BoardKeys
-from opencue_sched.domain.redis_url import UNDECODABLE
+from opencue_sched.domain.redis_url import SENTINEL_PORT, UNDECODABLE
 from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)
 
-# What can go wrong with a job on a board. Names and meanings are TaskFlow's; ClaimLost and BoardClosed are ours.
+# What can go wrong with a job on a board. JobFailure, UnclaimableJob and NotFound are TaskFlow's, by name and meaning.
 
 
 class JobFailure(SchedulerError):
@@ -46,7 +47,7 @@ class UnclaimableJob(JobFailure):
 
 
 class ClaimLost(JobFailure):
-    """The claim this handle had ran out and the job was claimed again: nothing was written."""
+    """The claim of this handle expired, and the job was claimed again: nothing was written."""
 
 
 class BoardClosed(JobFailure):
@@ -54,17 +55,17 @@ class BoardClosed(JobFailure):
 
 
 class UnreadableJob(JobFailure, ValueError):
-    """A posting whose payload nobody can read."""
+    """The payload of the job on the board makes no sense. A ValueError too, as for any text that cannot be parsed."""
 
 
 class NotFound(SchedulerError):
-    """There is no such job, or nobody has claimed it. Not a JobFailure."""
+    """There is no such job, no claim of it, no job to claim within a wait, or no such backend. Not a JobFailure."""
 
 
 DOES_NOT_EXPIRE = -1.0
-"""The time left of a claim that never ends."""
+"""What Job.expires_in() returns for a claim that does not expire (JobBoard.NEVER)."""
 NO_CLAIM = -2.0
-"""The time left where nobody has claimed the job."""
+"""What Job.expires_in() returns where nobody has claimed the job."""
 
 
 class JobState(StrEnum):
@@ -78,11 +79,12 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class LogBook:
-    """What a job is about, when its details are not enough. ``meta["store"]`` holds parameters of its flow."""
+    """What a job is about, when its details are not enough."""
 
     name: str
     uuid: str = field(default_factory=lambda: str(uuids.uuid4()))
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """Any JSON. ``meta["store"]`` holds parameters of the flow (TaskFlow's word for what a conductor runs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +97,20 @@ class Entity:
 
 
 class _Payload(BaseModel):
-    """What is posted, as JSON."""
+    """The JSON of a job: what its poster says of it."""
 
     v: Literal[1] = 1
+    """The version of this format."""
     details: dict[str, Any]
     book: LogBook | None = None
 
 
 class Job:
-    """One job. ``state``, ``last_modified`` and ``expires_in`` are read anew; the rest never changes.
+    """A handle of one job. ``state``, ``last_modified`` and ``expires_in`` read the job at each call; of the rest only
+    what the handle remembers of a claim changes.
 
-    The handle remembers under which fence and token it saw or made the claim, so that it can never act on another one.
+    The handle remembers the claim that it saw when it was made, or that it made itself. It acts under that claim, and
+    so never changes a job that was claimed again since.
     """
 
     def __init__(self, board: JobBoard, listing: Listing) -> None:
@@ -123,13 +128,15 @@ class Job:
         self.details, self._book = payload.details, payload.book
         self.book_uuid = None if payload.book is None else payload.book.uuid
         self.book_name = None if payload.book is None else payload.book.name
+        # The claim that the handle remembers. Only JobBoard.claim sets another, on the thread of its caller.
         self.fence = int(fields.get("fence", "0"))
         self.token = fields.get("claim", "")
         self.owner_seen = fields.get("owner", "")
 
     @property
     def book(self) -> Any:
-        """The logbook: from the board's persistence if it has one, else as it was when posted; None without one."""
+        """The job's logbook; None for a job without one. It is read from the board's persistence, or is as it was when
+        posted where the board has no persistence."""
         if self._book is None or self.board.persistence is None:
             return self._book
         with closing(self.board.persistence.get_connection()) as connection:
@@ -137,45 +144,58 @@ class Job:
 
     @property
     def store(self) -> dict[str, Any]:
-        """Parameters of the flow: the book's, overridden by those in the job's details."""
+        """Parameters of the flow: the logbook's, overridden by those in the job's details."""
         from_book = {} if self._book is None else dict(self._book.meta.get("store", {}))
         return {**from_book, **self.details.get("store", {})}
 
     @property
     def state(self) -> JobState:
         """The job's state at this moment. Raises JobFailure when the store does not answer or the board is closed."""
-        places = {"": JobState.COMPLETE, "claimed": JobState.CLAIMED, "trash": JobState.TRASHED}
-        return places.get(self._field("state"), JobState.UNCLAIMED)
+        match self._field("state"):
+            case "":  # the job is gone
+                return JobState.COMPLETE
+            case "claimed":
+                return JobState.CLAIMED
+            case "trash":
+                return JobState.TRASHED
+        return JobState.UNCLAIMED  # ready, or delayed
 
     @property
     def last_modified(self) -> datetime | None:
-        """The moment at which the job was last claimed, ended or written to, by the clock of Redis; None before its
-        first claim."""
+        """The moment at which the job was last claimed or written to, or its claim ended, by the clock of Redis; None
+        before the first claim. Raises as ``state``."""
         text = self._field("modified")
         return _moment(text) if text else None
 
     def _field(self, name: str) -> str:
-        """A field of the job as it is now; '' for one that is not there."""
+        """A field of the job as it is now; '' for a field, or a job, that is not there."""
         listing = self.board.job(self.uuid)
         return "" if listing is None else listing.fields.get(name, "")
 
     def expires_in(self) -> float:
-        """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
+        """Seconds until the claim expires; DOES_NOT_EXPIRE (-1) for a claim that never does, NO_CLAIM (-2) for a job
+        without a claim. Raises as ``state``."""
         listing = self.board.job(self.uuid)
-        left = NO_CLAIM if listing is None or listing.left_ms is None else listing.left_ms
-        return left if left in (NO_CLAIM, DOES_NOT_EXPIRE) else max(0.0, left / 1000)
+        if listing is None or listing.left_ms is None:
+            return NO_CLAIM
+        if listing.left_ms in (NO_CLAIM, DOES_NOT_EXPIRE):  # the script answers with the same numbers
+            return listing.left_ms
+        return max(0.0, listing.left_ms / 1000)
 
     def extend_expiry(self, expiry: float) -> bool:
         """Let the claim of this handle live ``expiry`` seconds from now; False when nobody has a claim.
 
-        Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0.
+        Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0, and as ``state``.
         """
         _check_expiry(expiry)
-        held = (self.uuid, self.owner_seen, self.fence, self.token)
-        extended, answer, *_ = self.board.call("board_end", *held, "extend", life_ms(expiry))
-        if answer in ("other", "lost"):
-            raise ClaimLost(f"job {self.uuid} was claimed again since")
-        return bool(extended)
+        claim = (self.uuid, self.owner_seen, self.fence, self.token)
+        # The script that ends claims prolongs them as well.
+        match self.board.call("board_end", *claim, "extend", life_ms(expiry)):
+            case [1, *_]:
+                return True
+            case [0, "gone" | "unclaimed"]:
+                return False
+        raise ClaimLost(f"job {self.uuid} was claimed again since")
 
     def wait(
         self,
@@ -187,8 +207,8 @@ class Job:
     ) -> bool:
         """Wait until the job is complete (or trashed); False when that took longer than ``timeout`` seconds.
 
-        The board's events end the wait within milliseconds; the delays are kept for callers that pass them, and
-        ``max_delay`` bounds the time between two looks.
+        The board's events end the wait within milliseconds. ``max_delay`` bounds the time between two looks, in
+        seconds. The other parameters are TaskFlow's, and do nothing here. Raises as ``state``.
         """
         del delay, delay_multiplier, sleep_func
         done = (JobState.COMPLETE, JobState.TRASHED)
@@ -206,9 +226,10 @@ class Job:
 
 
 class FormerJob:
-    """A job that cannot be read any more, as an event names it. Equal to every handle of the job."""
+    """Stands in an event for a job that is gone, or could not be read. Equal to every handle of the job."""
 
     state = JobState.COMPLETE
+    """The state of a job that is gone."""
 
     def __init__(self, board: JobBoard, uuid: str, name: str) -> None:
         self.board = board
@@ -226,11 +247,13 @@ class FormerJob:
 
 
 def _moment(milliseconds: str) -> datetime:
+    """A time of Redis, in milliseconds since the epoch, as a moment in UTC."""
     return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
 
 
 class JobIterator(Iterator[Job]):
-    """Jobs of a board, read in pages as it goes on. Jobs that nobody can read are put aside and passed over."""
+    """Goes over the jobs of a board, and reads a page of them when it has come to the end of the one before. Jobs that
+    nobody can read are put into the trash and passed over."""
 
     def __init__(self, board: JobBoard, *, only_unclaimed: bool, ensure_fresh: bool) -> None:
         self.board = board
@@ -243,11 +266,12 @@ class JobIterator(Iterator[Job]):
 
     def _read(self) -> Iterator[Job]:
         for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
-            now = self.board.job(listing.uuid) if self.only_unclaimed or self.ensure_fresh else listing
-            if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
+            # The page was read a while ago: by now the job may be gone, or claimed.
+            latest = self.board.job(listing.uuid) if self.only_unclaimed or self.ensure_fresh else listing
+            if latest is None or (self.only_unclaimed and latest.fields["state"] != "ready"):
                 continue
             try:
-                job = Job(self.board, now)
+                job = Job(self.board, latest)
             except UnreadableJob as error:
                 self.board.quarantine(listing.uuid, error)
                 continue
@@ -258,7 +282,7 @@ class JobIterator(Iterator[Job]):
 
 
 def _check_owner(who: str) -> None:
-    """Raises TypeError for an owner that is no string, ValueError for an empty one."""
+    """Refuse what is no name of an owner. Raises TypeError for what is no string, ValueError for an empty string."""
     if not isinstance(who, str):
         raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
     if not who:
@@ -266,8 +290,8 @@ def _check_owner(who: str) -> None:
 
 
 def _check_expiry(expiry: float) -> float:
-    """Raises ValueError unless a claim's life is above 0 seconds."""
-    if not expiry > 0:
+    """The expiry, if it is above 0 seconds. Raises ValueError for any other, NaN included."""
+    if not expiry > 0:  # false for NaN, as every comparison
         raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
     return expiry
 
@@ -275,19 +299,19 @@ def _check_expiry(expiry: float) -> float:
 DEFAULT_CLAIM_SECONDS = 60.0
 """How long a claim lasts, unless the board is made with another time."""
 LONGEST_LOOK_SECONDS = 1.0
-"""The longest time between two looks at a board while a caller waits."""
+"""The longest time between two looks at a board while a caller of JobBoard.wait waits: an event may be lost."""
 
 
 class JobBoard(BoardScripts):
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
-    ``persistence`` is a backend as TaskFlow's: an object whose ``get_connection()`` has ``get_logbook(uuid)`` and
-    ``close()``. ``clustered`` gives all keys one hash tag, for Redis Cluster. The client, which must decode responses,
-    stays the caller's. Thread-safe.
+    ``persistence`` is a backend as TaskFlow has them: an object whose ``get_connection()`` has ``get_logbook(uuid)``
+    and ``close()``. ``clustered`` gives all keys one hash tag, for Redis Cluster. The client must decode responses, and
+    the caller closes it. Thread-safe.
     """
 
     NEVER = NEVER
-    """The expiry of a claim that does not end by itself."""
+    """The expiry of a claim that does not expire. It lasts until its owner ends it."""
 
     def __init__(
         self,
@@ -312,11 +336,12 @@ class JobBoard(BoardScripts):
 
     @property
     def connected(self) -> bool:
-        """Whether connect() was called, and close() not since."""
+        """Whether connect() was called, and close() was not called since."""
         return self._connected
 
     def connect(self) -> None:
-        """Check that the store answers and is fit. Raises JobFailure when it does not answer, is too old or evicts."""
+        """Check that Redis answers and is fit for a board. Raises JobFailure when it does not answer, is too old, or
+        may evict keys."""
         with self._translated():
             unfit = why_unfit(self.client)
         if unfit:
@@ -324,9 +349,11 @@ class JobBoard(BoardScripts):
         self._connected = True
 
     def close(self) -> None:
-        """End notifications. Every later call raises BoardClosed; claims stay until they end."""
+        """End notifications. Every later call raises BoardClosed until connect() is called; claims stay until they
+        end."""
         self._connected = False
         self.notifier.stop()
+        # The thread of a stopped notifier cannot be started again.
         self.notifier = Notifier(self._reader, self._job_of_event)
 
     def __enter__(self) -> JobBoard:
@@ -337,10 +364,15 @@ class JobBoard(BoardScripts):
         self.close()
 
     def answering(self) -> AbstractContextManager[None]:
-        """Raises BoardClosed when the board is not connected, JobFailure for errors of Redis within."""
+        """A context in which an error of Redis becomes a JobFailure. Raises BoardClosed at once when the board is not
+        connected."""
+        self._check_connected()
+        return self._translated()
+
+    def _check_connected(self) -> None:
+        """Refuse a call of a board that is not connected. Raises BoardClosed."""
         if not self._connected:
             raise BoardClosed(f"board {self.name!r} is not connected")
-        return self._translated()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -367,8 +399,8 @@ class JobBoard(BoardScripts):
         key: str | None = None,
         delay: float = 0.0,
     ) -> Job:
-        """Post a job. ``key`` makes it idempotent: while a job of that key is on the board (or in the trash), posting
-        again returns that job. ``delay`` seconds pass before a worker gets it.
+        """Post a job. ``key`` makes the call idempotent: while a job of that key is on the board (or in the trash),
+        posting again returns that job. ``delay`` seconds pass before a worker gets the job.
 
         Raises ValueError for a bad priority, JobFailure for details or a book that JSON cannot hold, or when nobody
         can read the job that has the key.
@@ -380,55 +412,68 @@ class JobBoard(BoardScripts):
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid, delay_ms = str(uuids.uuid4()), max(0, round(delay * 1000))
-        there, fields = self.call("board_post", uuid, name, key or "", payload, rank, delay_ms, self.keys.call(uuid))
-        return Job(self, Listing(str(there), field_map(fields)))
+        # By the last key Redis knows a call that the client makes again because the answer was lost.
+        arguments = (uuid, name, key or "", payload, rank, delay_ms, self.keys.call(uuid))
+        uuid_on_board, fields = self.call("board_post", *arguments)
+        return Job(self, Listing(str(uuid_on_board), field_map(fields)))
 
     # Looking
 
     def find(self, uuid: str) -> Job | None:
-        """The job of this id; None when it is gone. Raises JobFailure for one that nobody can read."""
+        """A handle of the job of this id; None when the job is gone. Raises UnreadableJob, and as call()."""
         listing = self.job(uuid)
         return None if listing is None else Job(self, listing)
 
     @property
     def job_count(self) -> int:
-        """Jobs on the board, claimed ones included, trash not."""
+        """How many jobs are on the board: ready, delayed or claimed, but not in the trash."""
         counts = self.counts()
         return counts.ready + counts.delayed + counts.claimed
 
     def iterjobs(self, only_unclaimed: bool = False, ensure_fresh: bool = False) -> JobIterator:
-        """The jobs by priority, oldest first. ``only_unclaimed``: those that can be claimed now, each looked at again
-        as the iterator reaches it. ``ensure_fresh``: each of the others is read again too.
+        """The jobs by priority, oldest first. Raises BoardClosed; going on with the iterator raises as call().
+
+        With ``only_unclaimed`` the jobs that can be claimed now, without delayed ones; each is read again when the
+        iterator reaches it. ``ensure_fresh`` has the iterator read every job again when it reaches it.
         """
-        with self.answering():
-            return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
+        self._check_connected()
+        return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
 
     def wait(self, timeout: float | None = None) -> JobIterator:
-        """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
+        """Wait for a job that can be claimed, and return an iterator of the jobs that can. Raises NotFound when there
+        was none for ``timeout`` seconds."""
         if not self.wait_until(lambda: self.counts().ready > 0, timeout, longest=LONGEST_LOOK_SECONDS):
             raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
         return self.iterjobs(only_unclaimed=True)
 
     def wait_until(self, done: Callable[[], bool], timeout: float | None, *, longest: float) -> bool:
-        """Look, then look again at each event, when a job becomes due, and at least every ``longest`` seconds."""
+        """Wait until ``done()`` is true; False when it was not within ``timeout`` seconds.
+
+        ``done`` is called at once, after each event of the board, when a delayed job becomes due or a claim expires,
+        and at least every ``longest`` seconds.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         reader = self._reader()
         while not done():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            due_ms = self.counts().next_ms
-            due = LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000)
+            pause = min(left, longest)
+            # Of a job that becomes due, or a claim that expires, there is no event before somebody has looked.
+            next_due_ms = self.counts().next_ms
+            if next_due_ms >= 0:
+                pause = min(pause, next_due_ms / 1000)
             with self.answering():
-                reader.read(min(left, longest, due))
+                reader.read(pause)
         return True
 
     def _reader(self) -> EventReader:
+        """A reader of the board's events from now on. Raises as call()."""
         with self.answering():
             return EventReader(self.client, self.keys.of("events"))
 
     def _job_of_event(self, uuid: str, name: str) -> Job | FormerJob:
-        """The job as it is now; what its event said of it when that is all there is."""
+        """The job as it is now; a FormerJob with what the event said where the job is gone or cannot be read."""
         try:
             return self.find(uuid) or FormerJob(self, uuid, name)
         except JobFailure as error:
@@ -436,47 +481,55 @@ class JobBoard(BoardScripts):
             return FormerJob(self, uuid, name)
 
     def find_owner(self, job: Job) -> str | None:
-        """The owner of the job's claim; None when nobody has claimed it."""
+        """The owner of the job's claim; None when nobody has claimed the job, or it is gone. Raises as call()."""
         listing = self.job(job.uuid)
         return listing.fields["owner"] if listing is not None and listing.fields["state"] == "claimed" else None
 
     # Claims
 
     def claim(self, job: Job, who: str, expiry: float | None = None) -> Job:
-        """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``board.NEVER`` for ever.
+        """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``board.NEVER`` for ever. The handle
+        remembers the claim, and is returned.
 
-        Raises UnclaimableJob when it is claimed (by the same owner too: its claim then lives ``expiry`` anew, if one
-        was given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
+        Raises UnclaimableJob when the job is claimed or not due yet, NotFound when it is gone or in the trash,
+        TypeError and ValueError for an owner without a name, ValueError for an expiry that is not above 0. A job that
+        ``who`` has claimed already is UnclaimableJob, too, but that claim then lives ``expiry`` seconds from now if an
+        expiry was given.
         """
         _check_owner(who)
         life = _check_expiry(self._claim_ttl if expiry is None else expiry)
         token = uuids.uuid4().hex
-        claimed, *answer = self.claim_job(job.uuid, who, token, life=life, again=expiry)
-        if claimed:
-            job.fence, job.token, job.owner_seen = int(answer[1]), token, who
-            return job
+        answer = self.claim_job(job.uuid, who, token, life=life, again=expiry)
         match answer:
-            case ["gone" | "trashed" as why]:
+            case [1, _, fence, *_]:
+                job.fence, job.token, job.owner_seen = int(fence), token, who
+                return job
+            case [0, "gone" | "trashed" as why]:
                 raise NotFound(f"job {job.uuid} of board {self.name!r} is {why}")
-            case ["held", owner]:
+            case [0, "held", owner]:
                 raise UnclaimableJob(f"job {job.uuid} is claimed by {owner!r}")
-        raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[1]) / 1000:.1f} s")
+        _, _not_yet, milliseconds = answer
+        raise UnclaimableJob(f"job {job.uuid} is not due for {float(milliseconds) / 1000:.1f} s")
 
     def claim_next(self, who: str, expiry: float | None = None) -> Job | None:
-        """Claim the most urgent, oldest job that can be claimed, in one atomic step of O(log n); None without one."""
+        """Claim the job of the highest priority, the oldest of these; None when no job can be claimed.
+
+        Redis finds and claims the job in one atomic step, in O(log n) of the jobs on the board. Raises TypeError and
+        ValueError as claim(), and as call().
+        """
         _check_owner(who)
         life = _check_expiry(self._claim_ttl if expiry is None else expiry)
         while True:
             token = uuids.uuid4().hex
-            claimed, *answer = self.claim_job("", who, token, life=life)
+            claimed, uuid, *_ = self.claim_job("", who, token, life=life)  # without an id: the next job
             if not claimed:
                 return None
-            uuid = str(answer[0])
             try:
                 found = self.find(uuid)
             except UnreadableJob as error:
                 self.quarantine(uuid, error)
                 continue
+            # A claim that expired, or was ended by an operator, before the job was read is no claim: take another job.
             if found is not None and found.token == token:
                 return found
 
@@ -485,26 +538,28 @@ class JobBoard(BoardScripts):
     def consume(self, job: Job, who: str) -> None:
         """Take a job off the board, because it is done.
 
-        Raises NotFound when it is gone or nobody has it, JobFailure when another owner has, ClaimLost when the owner
-        of this name claimed it again since.
+        Raises NotFound when the job is gone or nobody has claimed it, ClaimLost when it was claimed again since this
+        handle saw a claim of ``who``, JobFailure when another owner has it and the handle saw no claim of ``who``.
         """
         self._end(job, who, "consume")
 
     def abandon(self, job: Job, who: str) -> None:
-        """Give the job back: others may claim it at once. Raises as consume."""
+        """Give the job back: others may claim it at once. Raises as consume()."""
         self._end(job, who, "abandon")
 
     def trash(self, job: Job, who: str, reason: str = "") -> None:
-        """Put the job aside, with why. Raises as consume."""
+        """Put the job into the trash, with the reason. Raises as consume()."""
         self._end(job, who, "trash", error=reason)
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
+        """End the claim that the handle remembers. Raises as consume()."""
         _check_owner(who)
         match self.call("board_end", *self.end_call((job.uuid, who, job.fence, job.token), how, error=error)):
             case [1, *_]:
                 return
             case [0, "gone" | "unclaimed" as why]:
                 raise NotFound(f"cannot {how} job {job.uuid}: it is {why}")
+            # Where the handle saw a claim of ``who``, another owner means that this claim was lost.
             case [0, "other", owner] if job.owner_seen != who:
                 raise JobFailure(f"cannot {how} job {job.uuid}: it is claimed by {owner!r}, not by {who!r}")
         raise ClaimLost(f"cannot {how} job {job.uuid}: it was claimed again since")
@@ -512,25 +567,28 @@ class JobBoard(BoardScripts):
     # The trash
 
     def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
+        """The jobs in the trash, oldest first. Each is its id and its raw fields, because no handle can be made of a
+        job that nobody can read. Going on with the iterator raises as call()."""
         return ((listing.uuid, listing.fields) for listing in self.listings("trash"))
 
     def restore(self, uuid: str) -> Job:
-        """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
-        if self.update(uuid, "restore")[0] and (job := self.find(uuid)) is not None:
-            return job
-        raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
+        """Put a job in the trash back on the board. Raises NotFound when the job is not in the trash."""
+        restored, *_ = self.update(uuid, "restore")
+        job = self.find(uuid) if restored else None
+        if job is None:
+            raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
+        return job
 
     def quarantine(self, uuid: str, error: UnreadableJob) -> None:
-        """Put a job aside that nobody can read, so that iteration and claiming go on."""
+        """Put a job that nobody can read into the trash, so that iterating and claiming go on."""
         log.error("job_unreadable", board=self.name, job=uuid, error=str(error))
         self.update(uuid, "trash", f"unreadable: {error}", force=True)
 
-    # Entities: records that end by themselves unless they are registered again.
+    # Entities: records that expire unless they are registered again.
 
     def register_entity(self, entity: Entity, *, ttl_seconds: float = 60.0) -> None:
-        """Say that something (a conductor, say) works with this board, for ``ttl_seconds`` from now. Any object with
-        the attributes of an Entity will do. Raises TypeError for metadata that JSON cannot hold."""
+        """Register something that works with this board, such as a conductor, for ``ttl_seconds`` from now. Any object
+        with the attributes of an Entity will do. Raises TypeError for metadata that JSON cannot hold."""
         key = self.keys.entity(entity.kind, entity.name)
         record = json.dumps({"kind": entity.kind, "name": entity.name, "metadata": dict(entity.metadata)})
         with self.answering(), self.client.pipeline(transaction=True) as pipe:
@@ -539,19 +597,19 @@ class JobBoard(BoardScripts):
             pipe.execute()
 
     def entities(self) -> list[Entity]:
-        """What is registered and has not run out, by kind and name."""
+        """The entities whose registration has not expired, by kind and name."""
         with self.answering():
             keys = sorted(cast("set[str]", self.client.smembers(self.keys.of("entities"))))
             records = cast("list[str | None]", self.client.mget(keys)) if keys else []
             gone = [key for key, record in zip(keys, records, strict=True) if record is None]
             if gone:
+                # An entity that registers between the two calls is listed again from its next registration on.
                 self.client.srem(self.keys.of("entities"), *gone)
         return [Entity(**json.loads(record)) for record in records if record is not None]
 
 
-# Opens a board by name and configuration, through the entry points ``opencue_sched.jobboards``.
-#
-# ``fetch("mine", {"board": "redis", "host": "redis", "namespace": "cue"})``, or the same as a URI:
+# How a board is opened by name and configuration, through the entry points ``opencue_sched.jobboards``:
+# ``fetch("mine", {"board": "redis", "host": "redis", "namespace": "cue"})``, or with a URI
 # ``fetch("mine", "redis://redis:6379/0?namespace=cue&claim_ttl=30")``.
 
 GROUP = "opencue_sched.jobboards"
@@ -559,7 +617,7 @@ GROUP = "opencue_sched.jobboards"
 
 
 class _Configuration(BaseModel):
-    """What the configuration of a redis board may say: of the client what TaskFlow's says, by the same names."""
+    """The configuration of a Redis board. The fields about the client have the names that TaskFlow gives them."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -591,9 +649,11 @@ class _Configuration(BaseModel):
 
 
 def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kwargs: Any) -> Any:
-    """The board ``name``. ``conf`` names the backend in ``board``, by its name or by a URI whose scheme is the name, or
-    is just that; ``kwargs`` (such as ``client`` and ``persistence``) go to the backend. ``namespace`` is the group of
-    entry points.
+    """Open the board ``name``.
+
+    ``conf`` is the name of a backend, a URI whose scheme is that name, or a mapping: its ``board`` is either of these,
+    and its other fields are passed to the backend. ``kwargs`` (such as ``client`` and ``persistence``) are passed on as
+    well. ``namespace`` is the group of entry points, as in TaskFlow; a board's own namespace is a field of ``conf``.
 
     Raises NotFound for a backend that is not installed, ValueError for a configuration that makes no sense.
     """
@@ -613,15 +673,16 @@ def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kw
 def open_redis_board(
     name: str, conf: Mapping[str, Any], *, client: redis.Redis | None = None, **kwargs: Any
 ) -> JobBoard:
-    """The entry point ``redis``."""
+    """Open a board on Redis: the entry point ``redis``. Without a ``client`` the configuration says how one is made.
+    Raises ValueError for a configuration that makes no sense."""
     said = _Configuration.model_validate(conf)
     client = _client(said) if client is None else client
     return JobBoard(client, said.namespace, name=name, claim_ttl=said.claim_ttl, clustered=said.clustered, **kwargs)
 
 
 def _client(conf: _Configuration) -> redis.Redis:
-    """The client that a configuration asks for. What its URL says wins over the rest, and on TLS only the URL's scheme
-    decides."""
+    """The client that a configuration asks for. What the URL says wins over the other fields; whether TLS is used then
+    follows from its scheme alone. Raises ValueError for a sentinel beside a URL."""
     tls = conf.url.startswith("rediss:") if conf.url else conf.ssl
     of_board = {"board", "url", "namespace", "claim_ttl", "clustered", "ssl"}
     of_sentinel = {"sentinel", "sentinel_fallbacks", "sentinel_kwargs"}
@@ -632,21 +693,24 @@ def _client(conf: _Configuration) -> redis.Redis:
         return redis.Redis.from_url(conf.url, **options) if conf.url else redis.Redis(ssl=tls, **options)
     if conf.url:
         raise ValueError("a sentinel is asked at host and port, not at a URL")
-    asked = [(options.pop("host", "localhost"), options.pop("port", 26379))]
+    sentinels = [(options.pop("host", "localhost"), options.pop("port", SENTINEL_PORT))]
     for fallback in conf.sentinel_fallbacks:
         host, _, port = fallback.rpartition(":")
-        asked.append((host, int(port)))
-    asking = conf.sentinel_kwargs
-    if asking is not None and not asking.get("ssl"):
-        asking = _without_tls(asking)
-    return master_of(asked, conf.sentinel, asking, {"ssl": tls, **options})
+        sentinels.append((host, int(port)))
+    options_for_sentinels = conf.sentinel_kwargs
+    if options_for_sentinels is not None and not options_for_sentinels.get("ssl"):
+        options_for_sentinels = _without_tls(options_for_sentinels)
+    return master_of(sentinels, conf.sentinel, options_for_sentinels, {"ssl": tls, **options})
 
 
 def _without_tls(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those of TLS, which a client without TLS refuses."""
     return {name: value for name, value in options.items() if not name.startswith("ssl_")}
 
 
 def _from_uri(uri: str) -> dict[str, Any]:
+    """The configuration that a URI stands for. Its scheme names the backend; its query has other fields; of a board on
+    Redis the rest is the URL of the client."""
     parts = urlsplit(uri)
     conf: dict[str, Any] = dict(parse_qsl(parts.query))
     conf["board"] = "redis" if parts.scheme in ("redis", "rediss", "unix") else parts.scheme
