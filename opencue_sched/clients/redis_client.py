@@ -46,9 +46,9 @@ def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]
     }
     named = read_redis_url(url)
     if named.scheme == "sentinel":
-        asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")} | named.asking
+        time_outs = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
         options |= named.options | {"ssl": named.tls is not None}
-        return master_of(named.nodes, named.service, asking, options)
+        return master_of(named.nodes, named.service, time_outs | named.sentinel_options, options)
     kind: type[Any] = SSLConnection if named.tls else Connection
     place: dict[str, Any] = {"host": named.host, "port": named.port}
     if named.scheme == "unix":
@@ -64,11 +64,14 @@ class UnverifiedCertificate(RedisConnectionError):
 
 
 def master_of(
-    sentinels: Sequence[tuple[str, int]], service: str, asking: Mapping[str, Any] | None, options: Mapping[str, Any]
+    sentinels: Sequence[tuple[str, int]],
+    service: str,
+    sentinel_options: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
 ) -> redis.Redis:
-    """A client of the master that Sentinels name. ``asking`` are options of the connections to these, those of
-    ``options`` where it is None."""
-    watched = Sentinel(sentinels, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+    """A client of the master that Sentinels name. ``sentinel_options`` are for the connections to the Sentinels; None:
+    the same ``options`` as for the master."""
+    watched = Sentinel(sentinels, sentinel_kwargs=sentinel_options, **options)  # type: ignore[no-untyped-call]
     for sentinel in watched.sentinels:
         sentinel.sentinel_masters = _naming_certificates(sentinel.sentinel_masters)  # type: ignore[method-assign]
     return cast("redis.Redis", watched.master_for(service))  # type: ignore[no-untyped-call]

@@ -292,5 +292,5 @@ def broker_settings(url: str) -> BrokerSettings:
     if named.scheme != "sentinel":
         return BrokerSettings(f"{named.scheme}://{url.partition('?')[0].partition('://')[2]}", use_ssl=named.tls)
     urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
-    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": named.asking}
+    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": named.sentinel_options}
     return BrokerSettings(";".join(urls), options, named.tls)

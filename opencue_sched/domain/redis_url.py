@@ -63,7 +63,7 @@ class RedisUrl:
     nodes: tuple[tuple[str, int], ...] = ()
     """The Sentinels that are asked for the master ``service``; none for other URLs."""
     service: str = ""
-    asking: dict[str, Any] = field(default_factory=dict, repr=False)
+    sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
     """Options of the connections to the Sentinels."""
 
     @property
@@ -93,8 +93,8 @@ def read_redis_url(url: str) -> RedisUrl:
         raise _refusal(": the database, after the last /, must be a number (with unix:// and sentinel:// as ?db=0)")
     tls = _tls_options(scheme, query)
     username, password = (unquote(part) if part else None for part in (parts.username, parts.password))
-    both = {"ssl": True, **tls} if tls and nodes else {}
-    asking = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")} if nodes else {}
+    for_both = {"ssl": True, **tls} if tls else {}
+    sentinel_user = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")}
     return RedisUrl(
         scheme,
         int(database or 0),
@@ -106,7 +106,7 @@ def read_redis_url(url: str) -> RedisUrl:
         path=f"/{path}" if scheme == "unix" else "",
         nodes=nodes,
         service=path if nodes else "",
-        asking=asking | both,
+        sentinel_options=sentinel_user | for_both if nodes else {},
     )
 
 

@@ -438,7 +438,8 @@ def test_a_password_of_its_own_is_that_of_the_master_behind_sentinels():
     dsn = Settings(redis_url="sentinel://a,b:1/main?db=1", accounting={"redis_password": PASSWORD}).redis_dsn
     read = read_redis_url(dsn)
     assert (read.nodes, read.service) == ((("a", 26379), ("b", 1)), "main")
-    assert (read.options["password"], read.asking["password"], read.options["db"]) == (PASSWORD, None, 1)
+    assert (read.options["password"], read.options["db"]) == (PASSWORD, 1)
+    assert read.sentinel_options["password"] is None
 
 
 @pytest.mark.parametrize("url", ["redis://:hush@h/0", "redis://u:hush@h", "unix:///s?password=hush"])
