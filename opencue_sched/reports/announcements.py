@@ -1,9 +1,10 @@
-"""Announcements in Redis after a commit: procs that are released, to the ledger, and hosts that changed, to the host
-caches of the workers.
+"""Announcements in Redis after a commit: the ledger releases the procs that ended, and the host caches of the workers
+learn which hosts changed.
 
-RQDs are answered after PostgreSQL's COMMIT, and nobody who handles their reports waits for Redis: one that accepts and
-never answers would delay each end of a frame by the time-outs of every call. What is lost is made up for: the trigger
-on ``proc`` notifies the workers of the same ids, and a recompute finds what nobody heard.
+RQDs are answered after PostgreSQL's COMMIT, and with an AnnouncementSender no thread that handles a report waits for
+Redis: a Redis that accepts connections and never answers would delay the completion of each frame by the time-outs of
+every call. No announcement is repeated, because what is lost is made up for: the trigger on ``proc`` notifies the
+workers of the same procs, and a recompute finds what no worker heard.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from opencue_sched.errors import SchedulerError
 _log = structlog.get_logger(__name__)
 
 MOST_WAITING = 20_000
-"""How many ids may wait to be announced, some 2 MB: what a large farm ends in two minutes. Further ids are dropped."""
+"""How many ids of procs and hosts may wait to be announced, some 2 MB: those of the frames that a large farm ends in
+two minutes. Further ids are dropped."""
 STOP_SECONDS = 2.0
-"""How long a process that stops goes on announcing."""
+"""How long a process that stops goes on announcing: a Redis that answers takes far less, any other is not waited
+for."""
+_LOGGED_IDS = 20
+"""How many ids of a failed announcement are logged, the first ones."""
 _RETRY_SECONDS = 1.0
-"""The time after which an announcement that failed is tried again."""
+"""The pause after a round in which ``count`` raised an error: `announce` itself raises none. The round's ids are not
+announced again."""
 
 
 def announce(
@@ -37,18 +43,21 @@ def announce(
     procs: Sequence[str],
     hosts: Sequence[str],
 ) -> None:
-    """Release the procs in the ledger, then publish the hosts: a pass that plans these finds the counters lowered.
+    """Release the procs in the ledger, then publish the hosts, also where the release failed. In this order a pass that
+    plans on the hosts finds the counters lowered.
 
-    To be called after the commit, and never fails: what was committed must not be taken for failed.
+    Call this after the commit. No failure is raised, because the caller would take what was committed for failed: it is
+    logged, and ``count`` is called with ``ledger_release_failed`` or ``host_changes_failed``. Without a ledger no proc
+    is released, without ``changes`` no host is published.
     """
 
-    def attempt(step: str, tell: Callable[[Sequence[str]], object], ids: Sequence[str]) -> None:
+    def attempt(step: str, write: Callable[[Sequence[str]], object], ids: Sequence[str]) -> None:
         try:
-            tell(ids)
+            write(ids)
         except Exception as error:
             expected = isinstance(error, SchedulerError | RedisError)
-            told = _log.warning if expected else _log.exception
-            told("announce_failed", step=step, error=str(error), ids=ids[:20], total=len(ids))
+            log = _log.warning if expected else _log.exception
+            log("announce_failed", step=step, error=str(error), ids=ids[:_LOGGED_IDS], total=len(ids))
             count(f"{step}_failed")
 
     if ledger is not None and procs:
@@ -58,26 +67,31 @@ def announce(
 
 
 class AnnouncementSender:
-    """Announces in a thread of its own, in the order of `put`. Thread-safe.
+    """Announces in a thread of its own. Each round announces all that waits, procs before hosts, and each of these in
+    the order in which they were put. Thread-safe.
 
-    ``count`` is called for every id that is dropped because MOST_WAITING wait, and as `announce` does.
+    ``count`` is called with ``announcement_dropped`` for every id that is dropped because MOST_WAITING wait, and with
+    the names that `announce` has for failures.
     """
 
     def __init__(self, ledger: Ledger, changes: HostChanges, count: Callable[[str], object]) -> None:
         self._ledger = ledger
         self._changes = changes
         self._count = count
-        # What waits, each id once, and whether the thread has something in hand: under the condition's lock.
+        self._changed = threading.Condition()
+        """Notified when a round has begun. Its lock guards what waits and ``_busy``."""
         self._procs: dict[str, None] = {}
+        """The ids that wait, as keys: a dict keeps their order and each of them once. ``_hosts`` is the same."""
         self._hosts: dict[str, None] = {}
         self._busy = False
-        self._changed = threading.Condition()
+        """Whether the thread is announcing the ids of a round."""
         self._thread = PeriodicThread(
             "announcements", self._send, failed="announcements_not_sent", retry_seconds=_RETRY_SECONDS
         )
 
     def put(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
-        """Have the procs released in the ledger and the hosts published after them. Returns at once."""
+        """Have the procs released in the ledger and the hosts published after them. Returns at once. Nothing is
+        announced after close()."""
         dropped = 0
         with self._changed:
             for waiting, ids in ((self._procs, procs), (self._hosts, hosts)):
@@ -92,7 +106,8 @@ class AnnouncementSender:
         self._thread.wake()
 
     def close(self, seconds: float = STOP_SECONDS) -> int:
-        """Go on announcing for at most ``seconds``, and end. Returns how many ids were not announced."""
+        """Go on announcing for at most ``seconds``, and end. Returns how many ids still waited then; those of a round
+        under way are not among them."""
         until = monotonic() + seconds
         with self._changed:
             self._changed.wait_for(lambda: not (self._busy or self._procs or self._hosts), seconds)
@@ -103,6 +118,8 @@ class AnnouncementSender:
         return left
 
     def _send(self) -> float | None:
+        """Make a round: announce all that waits. Returns seconds until the next round, or None where nothing waited:
+        put() then wakes the thread."""
         with self._changed:
             procs, hosts = list(self._procs), list(self._hosts)
             self._procs.clear()
@@ -112,4 +129,4 @@ class AnnouncementSender:
         if not self._busy:
             return None
         announce(self._ledger, self._changes, self._count, procs, hosts)
-        return 0.0
+        return 0.0  # at once: the next round finds that nothing is under way any more, for which close() waits
