@@ -34,7 +34,7 @@ from opencue_sched.domain.hosts import Host, Resources
 from opencue_sched.domain.jobs import MEMORY_FLOOR_KB
 from opencue_sched.domain.names import near, os_names, plural
 from opencue_sched.domain.states import HardwareState, JobState, LockState, ThreadMode
-from opencue_sched.domain.units import CENTICORES_PER_CORE, duration_text, memory_text
+from opencue_sched.domain.units import CENTICORES_PER_CORE, KB_PER_GIB, duration_text, memory_text
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.insight.breaking_hosts import find_breaking_hosts
 from opencue_sched.insight.comments import comment_document, comment_words
@@ -52,7 +52,6 @@ from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_subscriptions
 
-_KB_PER_GIB = 1024 * 1024
 OLD_VERDICT_SECONDS = 600.0
 """The age of a verdict from which the explanation also says that no pass has looked at the layer since."""
 _DEATHS = 3
@@ -522,9 +521,9 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     sizes = (
         # A layer that leaves more cores alone than the host has would run on as many more.
         (f"cores{locked}", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
-        ("GiB of memory", need.memory_kb, row.memory_kb, _KB_PER_GIB),
+        ("GiB of memory", need.memory_kb, row.memory_kb, KB_PER_GIB),
         ("GPUs", need.gpus, row.gpus, 1),
-        ("GiB of GPU memory", need.gpu_memory_kb, row.gpu_memory_kb, _KB_PER_GIB),
+        ("GiB of GPU memory", need.gpu_memory_kb, row.gpu_memory_kb, KB_PER_GIB),
     )
     found = [
         ((wanted - has) / wanted, f"has {max(0, has) / unit:.4g} of {wanted / unit:.4g} {noun}")

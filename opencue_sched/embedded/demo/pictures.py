@@ -100,7 +100,7 @@ def contact_sheet(pictures: Mapping[int, Picture], *, columns: int, title: str) 
         raise ValueError(f"pictures of one size are needed, not {sorted(sizes)}")
     (width, height) = sizes.pop()
     columns = max(1, min(columns, len(pictures)))
-    rows = -(-len(pictures) // columns)
+    rows = (len(pictures) + columns - 1) // columns
     canvas = _Canvas(
         2 * _MARGIN + columns * width + (columns - 1) * _GAP,
         2 * _MARGIN + _TITLE_HEIGHT + rows * (height + _LABEL_HEIGHT) + (rows - 1) * _GAP,
