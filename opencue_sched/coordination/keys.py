@@ -244,16 +244,16 @@ def verdicts(ns: str, job_id: str) -> str:
 
 
 def shortages(ns: str, show_id: str) -> str:
-    """Hash of what layers of a show wait for that no pass looks at one by one. Show ids are OpenCue's, used as they
-    are."""
+    """Hash of what keeps many layers of a show waiting at once (domain.verdicts.Shortage), by cluster. Show ids are
+    OpenCue's, used as they are."""
     return f"{ns}:shortages:{show_id}"
 
 
 def failed_commits(ns: str, cluster_key: str) -> str:
-    """Hash of the commits of a cluster's plans that failed since the last that did not."""
+    """Hash of since when, how often and why the commits of a cluster have failed; gone after a commit that succeeds."""
     return f"{ns}:failed-commits:{cluster_key}"
 
 
 def waiting_frames(ns: str) -> str:
-    """Hash of how many frames the last pass over each cluster left waiting."""
+    """Hash of how many frames wait by which verdict, with a field for each facility scope."""
     return f"{ns}:waiting"

@@ -13,7 +13,6 @@ import structlog
 
 from opencue_sched.clients.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.coordination.keys import (
-    QUEUE_PRIORITIES,
     QueueName,
     QueueType,
     parse_presence_key,
@@ -26,12 +25,13 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Members
 log = structlog.get_logger(__name__)
 
 MOVED_PER_CALL = 5000
-"""Messages that one call of the script moves from a dead instance's queues, at most."""
+"""How many messages one call of lua/queue_drain.lua moves from a dead instance's queues at most: Redis serves nobody
+else while a script runs."""
 FORGET_SECONDS = 600.0
 """How long the queues of a dead instance are still looked at. Longer than the broker's visibility time-out: messages
 that a killed worker had reserved come back to its queue by then."""
 STATS_LIFE_SECONDS = 60
-"""Life of the statistics keys."""
+"""Life of the statistics keys (keys.queue_stats), so that no old figures stay where no census is taken any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class QueueCensus:
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:
     """Move messages from the queues of instances that are gone to those of their groups; returns how many were moved.
 
-    Any process may do this, several may at once: each step is one script that looks at the presence again.
+    Any process may do this, several may at once: each step is one script that looks at the presence again. Raises
+    RedisError.
     """
     calls = []
     for key in members.gone:
@@ -71,7 +72,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
         target = priority_lists(QueueName(namespace, type_, group))
         keys = [key, presence_index(namespace), *source, *target]
         calls.append(ScriptCall("queue_drain", keys, [MOVED_PER_CALL, int(forget_after * 1000)]))
-    answers = call_scripts(client, calls)[0] if calls else []
+    answers, _ = call_scripts(client, calls) if calls else ([], [])
     for key, moved in zip(members.gone, answers, strict=True):
         if moved:
             log.warning("dead_instance_drained", presence=key, messages=moved)
@@ -82,30 +83,34 @@ def queue_census(
     client: redis.Redis, namespace: str, members: Members, *, group: str, facility: str | None = None
 ) -> QueueCensus:
     """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
+    Raises RedisError.
 
-    The fleet of a ``facility`` is one group, ``group``. The fleet without a facility is ``group``, all other live
-    groups that belong to no facility, and the queues that these groups share.
+    The fleet of a ``facility`` has one group, ``group``. The fleet without a facility has ``group`` and all other live
+    groups that belong to no facility; the queues that all these groups share count to it as well.
     """
-    queues = _queues(namespace, members, group, facility)
+    lists = [(queue, name) for queue in _queues(namespace, members, group, facility) for name in priority_lists(queue)]
     with client.pipeline(transaction=False) as pipe:
-        for queue in queues:
-            for name in priority_lists(queue):
-                pipe.llen(name)
-                pipe.lindex(name, -1)  # the oldest: messages come in at the other end
-        answers = iter(pipe.execute())
+        for _, name in lists:
+            pipe.llen(name)
+            pipe.lindex(name, -1)  # the oldest: messages come in at the other end
+        answers = pipe.execute()
     now = time.time()
-    depths: dict[str, dict[str, int]] = defaultdict(dict)
-    oldest: dict[str, float] = defaultdict(float)
-    # Dispatch messages that wait, by group; None: in the queue shared by all groups. Those in hand are added below.
-    load: Counter[str | None] = Counter({group: 0})
-    for queue in queues:
-        lists = [(int(next(answers)), sent_at(next(answers))) for _ in QUEUE_PRIORITIES]
-        depths[queue.type][str(queue)] = depth = sum(length for length, _ in lists)
+    depths: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    oldest: defaultdict[str, float] = defaultdict(float)
+    shared = 0  # dispatch messages that wait in the queue of all groups
+    load: Counter[str] = Counter()  # dispatch messages by group: those that wait for it, and below those in hand
+    for (queue, _), length, message in zip(lists, answers[::2], answers[1::2], strict=True):
+        depths[queue.type][str(queue)] += length
+        sent = sent_at(message)
+        if sent is not None:
+            oldest[queue.type] = max(oldest[queue.type], now - sent)
         if queue.type == QueueType.DISPATCH:
-            load[queue.group] += depth
-        oldest[queue.type] = max([oldest[queue.type], *(now - at for _, at in lists if at is not None)])
+            if queue.group is None:
+                shared += length
+            else:
+                load[queue.group] += length
     by_type = {
-        type_.value: QueueFigures(sum(depths[type_].values()), oldest[type_], depths[type_]) for type_ in QueueType
+        type_.value: QueueFigures(depths[type_].total(), oldest[type_], dict(depths[type_])) for type_ in QueueType
     }
     scope = (facility or "").lower()
     dispatchers = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.facility == scope]
@@ -118,26 +123,31 @@ def queue_census(
         pipe.execute()
     for actor in dispatchers:
         load[actor.group] += actor.in_flight
-    share = load.pop(None, 0) / max(1, len(dispatchers))
+    share = shared / max(1, len(dispatchers))
     workers = Counter(actor.group for actor in dispatchers)
-    backlogs = {str(name): load[name] / max(1, workers[name]) + share for name in sorted(map(str, load))}
+    backlogs = {name: load[name] / max(1, workers[name]) + share for name in sorted(load)}
     return QueueCensus(by_type, len(dispatchers), backlogs)
 
 
 def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
-    """The work queues of a fleet. The record of an instance that is gone names no facility any more: it counts to the
-    fleet that has its group."""
+    """The work queues of a fleet, live instances' and those of instances that are gone.
+
+    The presence key of an instance that is gone names no facility, so the instance counts to the fleet that has its
+    group.
+    """
     scope = (facility or "").lower()
-    others = {actor.group for actor in members.alive if actor.facility != scope}
-    consumers = [(actor.type, actor.group, actor.instance) for actor in members.alive]
-    consumers += map(parse_presence_key, members.gone)
     found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
     if not scope:
         found |= {QueueName(namespace, type_.value) for type_ in QueueType}
-    for type_name, of_group, instance in consumers:
-        ours = of_group == group if scope else of_group not in others
-        if type_name != BEAT_TYPE and ours:
-            found |= {QueueName(namespace, type_name, of_group), QueueName(namespace, type_name, of_group, instance)}
+    groups_of_other_fleets = {actor.group for actor in members.alive if actor.facility != scope}
+    instances = [(actor.type, actor.group, actor.instance) for actor in members.alive]
+    instances += map(parse_presence_key, members.gone)
+    for type_name, its_group, instance in instances:
+        if type_name == BEAT_TYPE:  # consumes no queue
+            continue
+        in_this_fleet = its_group == group if scope else its_group not in groups_of_other_fleets
+        if in_this_fleet:
+            found |= {QueueName(namespace, type_name, its_group), QueueName(namespace, type_name, its_group, instance)}
     return sorted(found, key=str)
 
 

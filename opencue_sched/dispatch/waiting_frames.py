@@ -18,7 +18,8 @@ from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import SchemaFacts
 
 _LASTING = (Verdict.QUARANTINED.value, Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
-"""What else keeps frames waiting changes from one moment to the next."""
+"""What PostgreSQL says by itself and what holds for a while (``why`` of fetch_waiting_work). The other reasons there,
+such as a limit without seats, change from one moment to the next: of these the verdicts of passes say more."""
 
 
 def count_waiting_frames(
@@ -30,10 +31,10 @@ def count_waiting_frames(
     cooled_down: Collection[str],
     believed_seconds: float,
 ) -> Counter[str]:
-    """Count the waiting frames of the facility scope, and keep the figures with the verdicts. Returns those of all
-    scopes, by verdict.
+    """Count the waiting frames of the facility scope by verdict, and record the counts beside the verdicts in Redis.
+    Returns the frames of all facility scopes by verdict, as each scope was counted last.
 
-    ``cooled_down`` are keys of clusters; verdicts and figures older than ``believed_seconds`` say nothing.
+    ``cooled_down`` are keys of clusters. Verdicts and counts older than ``believed_seconds`` are not used.
 
     Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
     """
@@ -41,18 +42,24 @@ def count_waiting_frames(
     facilities = scoped_facilities(connection, settings)
     work = fetch_waiting_work(connection, facilities, facts, settle_window_seconds=window)
     clusters = load_clusters(connection, settings) if work else ()
-    oldest = time.time() - believed_seconds
-    said = {
-        layer_id: best.verdict.verdict.value
-        for layers in verdicts.of_jobs(sorted({job_id for row in work for job_id in row.jobs})).values()
-        for layer_id, recorded in layers.items()
-        if (best := most_telling([judged for judged in recorded if judged.at >= oldest])) is not None
-    }
+    said = _last_verdicts(verdicts, {job_id for row in work for job_id in row.jobs}, time.time() - believed_seconds)
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
-    cooled_down = {key.partition("@")[0] for key in cooled_down}
-    frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=cooled_down)
+    without_shards = {key.partition("@")[0] for key in cooled_down}  # as load_clusters has them
+    frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=without_shards)
     verdicts.record_waiting(settings.scheduler.facility or "", frames)
     return verdicts.waiting(believed_seconds=believed_seconds).frames
+
+
+def _last_verdicts(verdicts: VerdictLog, job_ids: Collection[str], oldest: float) -> dict[str, str]:
+    """The most telling of the verdicts on each layer of the jobs that were given since ``oldest`` (epoch seconds), by
+    layer id."""
+    said = {}
+    for layers in verdicts.of_jobs(sorted(job_ids)).values():
+        for layer_id, recorded in layers.items():
+            best = most_telling([verdict for verdict in recorded if verdict.at >= oldest])
+            if best is not None:
+                said[layer_id] = best.verdict.verdict.value
+    return said
 
 
 def waiting_by_verdict(
@@ -63,10 +70,13 @@ def waiting_by_verdict(
     ignored: frozenset[str] = frozenset(),
     cooled_down: Collection[str] = (),
 ) -> dict[str, int]:
-    """The frames of ``work`` (fetch_waiting_work) by verdict; ``said``: the last one on a layer, by its id.
+    """How many frames of ``work`` (rows of fetch_waiting_work) wait by which verdict.
 
-    Frames that no cluster reaches, because no host has such a tag, have no host; but they are not counted if their tags
-    are ``ignored``, for another scheduler has them. ``cooled_down``: keys of clusters that no pass looks at now.
+    ``said`` is the last verdict of passes on each layer, by layer id. ``cooled_down`` are the keys of the clusters that
+    no pass looks at now.
+
+    Frames whose tags no cluster has count as NO_HOST, because no host has one of these tags. Frames all of whose tags
+    are ``ignored`` are left to another scheduler, and not counted.
     """
     reached: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     looked_at: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -78,7 +88,7 @@ def waiting_by_verdict(
     frames = Counter[str]()
     for row in work:
         place, tags = (row.pk_facility, row.pk_show), frozenset(row.tags.split("|"))
-        why = ""
+        why = ""  # where what follows gives no reason, the last verdict on each layer does
         if tags.isdisjoint(reached[place]):
             if tags <= ignored:
                 continue
@@ -88,5 +98,6 @@ def waiting_by_verdict(
         elif tags.isdisjoint(looked_at[place]):
             why = Verdict.COOLED_DOWN.value
         for layer_id, waiting in zip(row.layers, row.waiting, strict=True):
-            frames[why or said.get(layer_id, Verdict.BEHIND.value)] += waiting
+            verdict = why or said.get(layer_id, Verdict.BEHIND.value)
+            frames[verdict] += waiting
     return dict(frames)
