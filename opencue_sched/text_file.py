@@ -1,9 +1,9 @@
 """Reading a file that a person wrote - a job file, a settings file - without the surprises of YAML.
 
 YAML 1.1 turns ``shot: 0010`` into 8, ``name: no`` into false, ``1:30`` into 90 and ``2026-01-01`` into a date, and of a
-key that is given twice it quietly keeps the second. Here numbers are plain numbers of at most 18 digits, which keep the
-text that they were written as, only true and false are flags, everything else is text, and a key given twice is an
-error.
+key that is given twice it quietly keeps the second. Here numbers are plain numbers of at most 18 digits (JSON may
+have longer ones), and those with a fraction keep the text that they were written as. Only true and false are flags,
+everything else is text, and a key given twice is an error.
 
 A file has at most 2 MiB. What its values may be is up to the models that take them.
 """
@@ -24,10 +24,14 @@ from opencue_sched.errors import InvalidInput
 MOST_BYTES = 2 * 1024**2
 """The largest file that is read."""
 _TAG = "tag:yaml.org,2002:"
-_NUMBER = r"-?(?:0|[1-9][0-9]{0,17})"
 _WHOLE_NUMBER = r"(?:0|-?[1-9][0-9]{0,17})"
-_CUT_OFF = re.compile(r"[ \t]+(#[A-Za-z][A-Za-z0-9_]*#)")
-_BLOCKS = ("|", ">")
+"""A whole number. -0 is none, so it stays text."""
+_BEFORE_THE_POINT = r"-?(?:0|[1-9][0-9]{0,17})"
+"""What stands before the point of a number with a fraction: -0.5 is such a number."""
+_TOKEN_AS_COMMENT = re.compile(r"[ \t]+(#[A-Za-z][A-Za-z0-9_]*#)")
+"""A token of a frame's command, such as #IFRAME#, where YAML takes it for the beginning of a comment."""
+_BLOCK_STYLES = ("|", ">")
+"""The styles of a text that spans lines: inside of it nothing is a comment."""
 
 
 class InvalidFile(InvalidInput):
@@ -39,7 +43,10 @@ class InvalidFile(InvalidInput):
 
 
 class WrittenNumber(float):
-    """A number with a fraction. As text it is what was written: ``3.10`` may be a version, and then is not ``3.1``."""
+    """A number with a fraction. As text it is what was written: ``3.10`` may be a version, and then is not ``3.1``.
+
+    ``value`` is the number that the text stands for; None lets Python read the text.
+    """
 
     def __new__(cls, text: str, value: float | None = None) -> WrittenNumber:
         number = super().__new__(cls, text if value is None else value)
@@ -53,22 +60,25 @@ class WrittenNumber(float):
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with the tags and scalars of YAML 1.2's core, no more."""
+    """A safe loader with the tags and scalars of YAML 1.2's core, no more. Its methods are PyYAML's hooks."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
     yaml_constructors = {  # noqa: RUF012 - PyYAML's own name
         tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in (None, *(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")))
+        # The constructor of None refuses all other tags.
+        for tag in (*(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")), None)
     }
 
     def construct_scalar(self, node: Any) -> Any:
+        """The value of a scalar. Raises InvalidFile for a text that a token of frames' commands cuts off."""
         # A # after a space begins a comment in any YAML: ``command: render #IFRAME# --out x`` would be ``render``.
-        mark = node.end_mark
-        cut_off = isinstance(node, yaml.ScalarNode) and node.style not in _BLOCKS
-        if cut_off and (comment := _CUT_OFF.match(mark.buffer, mark.pointer)):
-            raise InvalidFile(
-                f"line {mark.line + 1}: {comment[1]} and what follows is a comment here; put the text in quotes"
-            )
+        end = node.end_mark
+        if isinstance(node, yaml.ScalarNode) and node.style not in _BLOCK_STYLES:
+            comment = _TOKEN_AS_COMMENT.match(end.buffer, end.pointer)
+            if comment:
+                raise InvalidFile(
+                    f"line {end.line + 1}: {comment[1]} and what follows is a comment here; put the text in quotes"
+                )
         return super().construct_scalar(node)
 
     def construct_yaml_int(self, node: Any) -> Any:
@@ -78,15 +88,16 @@ class _Loader(yaml.SafeLoader):
         return WrittenNumber(node.value, self._number(node, super().construct_yaml_float))
 
     def _number(self, node: Any, construct: Callable[[Any], Any]) -> Any:
-        """PyYAML looks at the first digit without asking whether there is one, as in ``!!int``."""
+        """The number that PyYAML's ``construct`` makes of a scalar. Raises ConstructorError for one without digits."""
         try:
             return construct(node)
-        except IndexError as error:
+        except IndexError as error:  # as in ``!!int`` alone: PyYAML looks at the first digit without asking for one
             problem = f"{node.value!r} is not a number"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping = super().construct_mapping(node, deep)
+        """A mapping. Raises ConstructorError for a key that is given twice."""
+        mapping = super().construct_mapping(node, deep)  # refuses keys that are lists or mappings
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
@@ -98,17 +109,19 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_constructor(_TAG + "int", _Loader.construct_yaml_int)
 _Loader.add_constructor(_TAG + "float", _Loader.construct_yaml_float)
-for _kind, _pattern, _first in (
+# What an unquoted text is, and the characters that such a text begins with: PyYAML tries the pattern for these alone.
+for _kind, _pattern, _first_characters in (
     ("bool", "(?:true|True|TRUE|false|False|FALSE)", "tTfF"),
     ("int", _WHOLE_NUMBER, "-0123456789"),
-    ("float", rf"{_NUMBER}\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
+    ("float", rf"{_BEFORE_THE_POINT}\.[0-9]+(?:[eE][-+]?[0-9]+)?", "-0123456789"),
     ("null", "(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
 ):
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^{_pattern}\Z"), list(_first))
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^{_pattern}\Z"), list(_first_characters))
 
 
 def read_yaml(stream: IO[bytes]) -> Any:
-    """What the YAML, or JSON, of an open file says, of which no more is read than it may have. Raises InvalidFile."""
+    """What an open file of YAML or JSON says. Raises InvalidFile, also for a file of more than MOST_BYTES, of which no
+    more is read."""
     content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise InvalidFile(f"has more than {MOST_BYTES // 1024**2} MiB")
@@ -129,7 +142,7 @@ def read_yaml(stream: IO[bytes]) -> Any:
         raise InvalidFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
     except RecursionError as error:
         raise InvalidFile("not YAML: nested too deep") from error
-    except InvalidFile:
+    except InvalidFile:  # a ValueError that says already what is wrong
         raise
     # Not UTF-8, an escape without a character, a number of thousands of digits, a text with a wrong tag.
     except (ValueError, OverflowError, KeyError) as error:
@@ -137,12 +150,13 @@ def read_yaml(stream: IO[bytes]) -> Any:
 
 
 def _whole_number(text: str) -> int | str:
-    """-0 is text, as it is in YAML: no number is written so."""
+    """A whole number of JSON. -0 stays text, as in YAML: nobody writes a number so."""
     return text if text == "-0" else int(text)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    key, times = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
-    if times > 1:
-        raise InvalidFile(f"key {key[:60]!r} is given twice")
+    """An object of JSON, from its keys and values. Raises InvalidFile for a key that is given twice."""
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise InvalidFile(f"key {key[:60]!r} is given twice")
     return dict(pairs)
