@@ -17,7 +17,7 @@ from opencue_sched.settings import Settings
 if TYPE_CHECKING:
     import redis
 
-_TRIED = """
+_CALLS_TO_TRY = """
 blpop K 1, brpop K 1, del K, eval return 0, evalsha 0 0, exec, exists K, expire K 1, get K, hdel K f,
 hexists K f, hget K f, hgetall K, hincrby K f 1, hkeys K, hmget K f, hscan K 0, hset K f v, hsetnx K f v, incr K,
 info server, lindex K 0, llen K, lpush K v, lrange K 0 0, lrem K 0 v, ltrim K 0 0, mget K, multi, pexpire K 1, ping,
@@ -28,17 +28,18 @@ zrangebyscore K 0 0, zrem K v, zremrangebyscore K 0 0, zrevrange K 0 0, zrevrang
 """
 """The commands of a fleet, each with as many arguments as a server wants before it looks at permissions. K stands for a
 key and C for a channel; f, v and numbers are values without a meaning, because no command is carried out."""
-_CALLS = [call.split() for call in _TRIED.replace("\n", " ").split(",")]
+_CALLS = [call.split() for call in _CALLS_TO_TRY.replace("\n", " ").split(",")]
+"""The same calls, each as a list of words that begins with the name of the command."""
 
 COMMANDS = tuple(call[0] for call in _CALLS)
 """The names of the commands that a fleet sends."""
 
 _NEVER_QUEUED = ("exec", "watch", "unwatch", "multi")
-"""The commands that are sent before the others, in this order.
+"""The commands that are sent before the transaction that queues all others, in this order.
 
-A transaction does not queue them: EXEC would carry it out, and WATCH and MULTI are refused in one. EXEC comes first,
-because it does nothing before MULTI; UNWATCH comes after WATCH and ends it; MULTI comes last, because it opens the
-transaction in which all other commands are queued."""
+EXEC inside the transaction would carry it out, and WATCH and MULTI are refused inside a transaction. EXEC comes first,
+because it does nothing before MULTI; UNWATCH comes after WATCH, and ends what that began; MULTI comes last, because it
+opens the transaction."""
 _BROKER_COMMANDS = ("psubscribe", "publish", "punsubscribe", "brpop", "watch", "unwatch", "rpop")
 """The commands that only Celery's transport sends."""
 _RULES_NAMED = 8
@@ -66,18 +67,18 @@ class RedisAccess:
 
 
 def access_of(settings: Settings, *, broker: bool = True) -> RedisAccess:
-    """What a process of a fleet with these settings does in Redis. Without ``broker`` it is what a report service does,
-    which sends no message."""
+    """What a process of a fleet with these settings does in Redis. ``broker`` is False for a process that sends and
+    takes no messages of Celery's, such as a report service."""
     namespace = settings.coordination.namespace
-    stores = (everything_under(namespace), keys.EVERYTHING, keys.HANDED_BACK)
+    own_keys = (everything_under(namespace), keys.EVERYTHING, keys.HANDED_BACK)
     if not broker:
-        return RedisAccess(tuple(name for name in COMMANDS if name not in _BROKER_COMMANDS), stores, ())
+        return RedisAccess(tuple(name for name in COMMANDS if name not in _BROKER_COMMANDS), own_keys, ())
     control = control_exchange(namespace, settings.scheduler.facility)
     broker_keys = ("_kombu.binding*", "unacked*", "celeryev.*", f"*.{control}.pidbox*")
     legacy_keys = tuple(f"{queue}*" for queue in settings.coordination.legacy_queues)
     database = read_redis_url(settings.redis_dsn).database
     channels = (f"/{database}.{control}.pidbox", f"/{database}.celeryev/*")
-    return RedisAccess(COMMANDS, stores + broker_keys + legacy_keys, channels)
+    return RedisAccess(COMMANDS, own_keys + broker_keys + legacy_keys, channels)
 
 
 def check_access(client: redis.Redis, settings: Settings, *, broker: bool = True) -> None:
@@ -102,7 +103,8 @@ def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
     calls = {call[0]: call for call in _CALLS if call[0] in access.commands}
     before = [_with_names(calls.pop(name), access) for name in _NEVER_QUEUED if name in calls]
     queued = [_with_names(call, access) for call in calls.values()]
-    queued += [([*call, key], f"~{key}") for key in access.keys for call in (["get"], ["incr"])]
+    # A user may be allowed to read a key and not to write to it, or the reverse: GET reads, INCR writes.
+    queued += [([command, key], f"~{key}") for key in access.keys for command in ("get", "incr")]
     queued += [(["psubscribe", channel], f"&{channel}") for channel in access.channels]
     connection: Any = client.connection_pool.get_connection()
     try:
@@ -116,8 +118,11 @@ def _missing_rules(client: redis.Redis, access: RedisAccess) -> list[str]:
 
 
 def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, None]:
-    """The rules that are missing for commands, which are sent in one go. Each comes with the rule that is missing if
-    Redis refuses its key or channel. The keys of the answer are a set that keeps its order; the values mean nothing."""
+    """The rules that are missing for the commands of ``tried``, which are sent in one go. Each command comes with the
+    rule that is missing if Redis refuses its key or channel. Raises ResponseError where MULTI fails otherwise.
+
+    The rules are the keys of the answer, in the order of the commands; its values mean nothing.
+    """
     from redis.exceptions import NoPermissionError, ResponseError
 
     connection.send_packed_command(connection.pack_commands([command for command, _ in tried]))
@@ -126,11 +131,11 @@ def _refused(connection: Any, tried: list[tuple[list[str], str]]) -> dict[str, N
         try:
             connection.read_response()
         except ResponseError as error:
-            # EXEC answers EXECABORT, with NOPERM further on in its text. Redis refuses a command by the words "has no
-            # permissions to run the ... command", and a key or a channel by others.
+            # EXEC answers EXECABORT, with NOPERM further on in its text. Redis refuses a command with the words "has no
+            # permissions to run the ... command", and a key or a channel with words among which is no "run".
             if isinstance(error, NoPermissionError) or "NOPERM" in str(error):
                 missing[f"+{command[0]}" if " run " in str(error) else rule] = None
-            elif command[0] == "multi":
+            elif command[0] == "multi":  # without a transaction the commands that follow would be carried out
                 raise
             # Any other error is about the arguments, which make no sense here: the command itself is allowed.
     return missing
