@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -80,23 +81,33 @@ class NotServed(grpc.GenericRpcHandler):
 LARGEST_REPORT_BYTES = 1024 * 1024
 """A report of a host with hundreds of running frames and their child processes is smaller; more is refused by gRPC."""
 
-CONNECTION_AGE_SECONDS = 600.0
-"""Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps one channel for good: when one of two
-services behind an address starts again, all hosts would stay with the other."""
 _CONNECTION_GRACE_SECONDS = 30.0
 """How long calls under way have when their connection has become too old: more than the longest of them takes
-(ANSWER_SECONDS)."""
+(ServiceBounds.answer_seconds)."""
 
-VANISHED_PEER_SECONDS = 10.0
-"""The time after which the RQD of a call is asked whether it is still there.
 
-The call ends if the RQD does not answer for as long again. A thread waits for each message whose beginning has come:
-two hosts that vanished in the middle of theirs would keep all status reports waiting, until their connections had
-become too old."""
+@dataclass(frozen=True, slots=True)
+class ServiceBounds:
+    """How many calls a report service takes, and for how long."""
 
-MOST_CALLS = 4_000
-"""How many calls are taken at once, and how many completions may wait for their answers. Further calls are refused;
-further completions are kept, and answered as one that PostgreSQL does not answer in time."""
+    connection_age_seconds: float = 600.0
+    """Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps one channel for good: when one of two
+    services behind an address starts again, all hosts would stay with the other."""
+    vanished_peer_seconds: float = 10.0
+    """The time after which the RQD of a call is asked whether it is still there.
+
+    The call ends if the RQD does not answer for as long again. A thread waits for each message whose beginning has
+    come: two hosts that vanished in the middle of theirs would keep all status reports waiting, until their connections
+    had become too old."""
+    most_calls: int = 4_000
+    """How many calls are taken at once, and how many completions may wait for their answers. Further calls are refused;
+    further completions are kept, and answered as one that PostgreSQL does not answer in time."""
+    answer_seconds: float = 20.0
+    """How long an RQD waits for the answer that its completion was committed."""
+
+
+SERVICE_BOUNDS = ServiceBounds()
+"""The bounds of every report service; tests have narrower ones."""
 _CALL_THREADS = 32
 """How many threads take completions, which are answered later (WaitingCalls). A few would do. But an RQD that opens a
 call and sends no message keeps one until its connection is closed for its age, and so many such RQDs hold up all
@@ -105,8 +116,6 @@ _HOST_REPORT_CALL_THREADS = 2
 """Boot and status reports have threads of their own: none waits behind completions.
 A few threads that find the next call when they are done cost less than many that are woken in turn."""
 _INTERFACE = "report.RqdReportInterface"
-ANSWER_SECONDS = 20.0
-"""How long an RQD waits for the answer that its completion was committed."""
 _STOP_SECONDS = 10.0
 """How long calls under way, and completions that wait, have at a stop."""
 _PULSE_SECONDS = 2.0
@@ -119,14 +128,14 @@ _DATABASE_AWAY_SECONDS = 0.5
 """The pause before reports are handled again after PostgreSQL was away."""
 
 
-def server_options() -> list[tuple[str, int]]:
+def server_options(bounds: ServiceBounds = SERVICE_BOUNDS) -> list[tuple[str, int]]:
     """How the server treats connections and messages. It asks no connection how much it may carry, by a ping behind a
     message: those of RQDs are small, and seconds apart."""
-    vanished_ms = int(VANISHED_PEER_SECONDS * 1000)
+    vanished_ms = int(bounds.vanished_peer_seconds * 1000)
     return [
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
-        ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
+        ("grpc.max_connection_age_ms", int(bounds.connection_age_seconds * 1000)),
         ("grpc.max_connection_age_grace_ms", int(_CONNECTION_GRACE_SECONDS * 1000)),
         ("grpc.keepalive_time_ms", vanished_ms),
         ("grpc.keepalive_timeout_ms", vanished_ms),
@@ -141,8 +150,11 @@ class ReportService:
     The releaser's ``count`` is called for every event (completion_applied, report_refused, ...).
     """
 
-    def __init__(self, settings: Settings, releaser: Releaser, killer: RqdKiller) -> None:
+    def __init__(
+        self, settings: Settings, releaser: Releaser, killer: RqdKiller, *, bounds: ServiceBounds = SERVICE_BOUNDS
+    ) -> None:
         self._settings = settings.release
+        self._bounds = bounds
         self.count = releaser.count
         self._clock = releaser.clock
         self.completions = CompletionBatcher(releaser.end, self.count)
@@ -160,7 +172,7 @@ class ReportService:
             killer,
             settings.scheduler.facility,
         )
-        self._waiting = WaitingCalls(_refusal, too_late=_TOO_LATE, seconds=ANSWER_SECONDS)
+        self._waiting = WaitingCalls(_refusal, too_late=_TOO_LATE, seconds=bounds.answer_seconds)
         self._server: grpc.Server | None = None
         self._stopping = threading.Event()
         self._warn = lru_cache(maxsize=10_000)(
@@ -172,8 +184,8 @@ class ReportService:
         """Open the port and begin. Raises SchedulerError when the address cannot be had."""
         server = grpc.server(
             ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="report"),
-            maximum_concurrent_rpcs=MOST_CALLS,
-            options=server_options(),
+            maximum_concurrent_rpcs=self._bounds.most_calls,
+            options=server_options(self._bounds),
         )
         server.add_registered_method_handlers(_INTERFACE, self._handlers())
         server.add_generic_rpc_handlers((NotServed(),))
@@ -311,7 +323,7 @@ class ReportService:
             context.abort(*_refusal(refusal))
         else:
             # Where too many wait, it is applied all the same: an RQD may tell of an end once and never again.
-            if len(self._waiting) >= MOST_CALLS:
+            if len(self._waiting) >= self._bounds.most_calls:
                 context.abort(*_TOO_LATE)
             self._waiting.put(done, context, send)
 
@@ -337,7 +349,7 @@ class ReportService:
 
 
 _TOO_LATE = (grpc.StatusCode.UNAVAILABLE, "PostgreSQL does not answer; the completion is kept for later")
-"""The answer to a completion that is not committed after ANSWER_SECONDS."""
+"""The answer to a completion that is not committed within ServiceBounds.answer_seconds."""
 
 
 def _refusal(error: BaseException) -> Refusal:

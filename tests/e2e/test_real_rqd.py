@@ -23,8 +23,8 @@ from opencue_sched.embedded.demo.pictures import read_png
 from opencue_sched.embedded.rqds.real_rqd import RealRqd, RealRqdFarm
 from opencue_sched.embedded.servers.processes import free_port, private_directory, remove_directory
 from opencue_sched.errors import RqdFailure
-from opencue_sched.reports import service as service_module
 from opencue_sched.reports.reported_host import read_report
+from opencue_sched.reports.service import SERVICE_BOUNDS, ServiceBounds, server_options
 from opencue_sched.rqd.channels import RqdChannels, tell
 from opencue_sched.rqd.kill import Fate, RunningFrameRef, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.rqd.launch import LaunchRequest, launch_all
@@ -264,10 +264,10 @@ def test_it_answers_by_its_own_name(rqd: RealRqd, channels: RqdChannels) -> None
 
 
 @contextlib.contextmanager
-def reporting_server() -> Iterator[tuple[Reports, str]]:
+def reporting_server(bounds: ServiceBounds = SERVICE_BOUNDS) -> Iterator[tuple[Reports, str]]:
     """A server with the report service's own options, and what it was told."""
     servicer = Reports()
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=service_module.server_options())
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=server_options(bounds))
     report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -277,14 +277,12 @@ def reporting_server() -> Iterator[tuple[Reports, str]]:
         server.stop(0).wait()
 
 
-def test_it_goes_to_another_report_service_when_its_connection_is_old_and_loses_nothing(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_goes_to_another_report_service_when_its_connection_is_old_and_loses_nothing(directory: Path) -> None:
     # given two report services behind one address, whose connections last a second
-    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    bounds = ServiceBounds(connection_age_seconds=1.0)
     with (
-        reporting_server() as (first, first_address),
-        reporting_server() as (second, second_address),
+        reporting_server(bounds) as (first, first_address),
+        reporting_server(bounds) as (second, second_address),
         Relay(first_address, second_address) as relay,
         RealRqdFarm(1, report_address=relay.address, directory=directory, prefix="spread") as farm,
         RqdChannels(Rqd(addresses=farm.addresses, timeout=60.0)) as channels,

@@ -18,9 +18,8 @@ from structlog.testing import capture_logs
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.errors import SchedulerError
-from opencue_sched.reports import service as service_module
 from opencue_sched.reports.completion import Releaser
-from opencue_sched.reports.service import LARGEST_REPORT_BYTES, ReportService
+from opencue_sched.reports.service import LARGEST_REPORT_BYTES, SERVICE_BOUNDS, ReportService, ServiceBounds
 from opencue_sched.settings import Settings
 from tests.kit.counted import Counted
 from tests.kit.listening import nobody_hears
@@ -32,20 +31,30 @@ from tests.kit.runs import FarmView, RecordedChanges, RecordedLedger, Running, S
 
 @contextmanager
 def running_service(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, killer: ScriptedKiller | None = None
+    settings: Settings,
+    engine: Engine,
+    ledger: RecordedLedger,
+    killer: ScriptedKiller | None = None,
+    bounds: ServiceBounds = SERVICE_BOUNDS,
 ) -> Iterator[ReportService]:
     releaser = Releaser(engine, settings.release, ledger, RecordedChanges(), Counted())
-    with serving(settings, releaser, killer) as service:
+    with serving(settings, releaser, killer, bounds) as service:
         yield service
 
 
 @contextmanager
-def serving(settings: Settings, releaser: Releaser, killer: ScriptedKiller | None = None) -> Iterator[ReportService]:
+def serving(
+    settings: Settings,
+    releaser: Releaser,
+    killer: ScriptedKiller | None = None,
+    bounds: ServiceBounds = SERVICE_BOUNDS,
+) -> Iterator[ReportService]:
     release = settings.release.model_copy(update={"port": 0, "workers": 2})
     service = ReportService(
         settings.model_copy(update={"release": release}),
         replace(releaser, settings=release),
         killer or ScriptedKiller(),
+        bounds=bounds,
     )
     service.start()
     try:
@@ -218,14 +227,14 @@ def test_two_services_side_by_side(
 
 
 def test_hosts_spread_over_services_behind_one_address_again(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView
 ) -> None:
     # given two services behind one address, and an RQD that keeps one channel for good
-    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    bounds = ServiceBounds(connection_age_seconds=1.0)
     run = start(view)
     with (
-        running_service(settings, engine, ledger) as first,
-        running_service(settings, engine, ledger) as second,
+        running_service(settings, engine, ledger, bounds=bounds) as first,
+        running_service(settings, engine, ledger, bounds=bounds) as second,
         Relay(*(f"127.0.0.1:{service.port}" for service in (first, second))) as relay,
         grpc.insecure_channel(relay.address) as channel,
     ):
@@ -240,12 +249,12 @@ def test_hosts_spread_over_services_behind_one_address_again(
 
 
 def test_a_completion_that_waits_outlives_the_age_of_its_connection(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView
 ) -> None:
-    monkeypatch.setattr(service_module, "CONNECTION_AGE_SECONDS", 1.0)
+    bounds = ServiceBounds(connection_age_seconds=1.0)
     run = start(view)
     with (
-        running_service(settings, engine, ledger) as service,
+        running_service(settings, engine, ledger, bounds=bounds) as service,
         Relay(f"127.0.0.1:{service.port}") as relay,
         grpc.insecure_channel(relay.address) as channel,
         engine.connect() as connection,
@@ -289,13 +298,13 @@ def begin_call(port: int, path: str) -> socket.socket:
 
 
 def test_hosts_that_vanish_within_their_reports_keep_no_other_waiting(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView
 ) -> None:
-    monkeypatch.setattr(service_module, "VANISHED_PEER_SECONDS", 0.5)
+    bounds = ServiceBounds(vanished_peer_seconds=0.5)
     with view.farm() as farm:
         farm.alloc()
     with (
-        running_service(settings, engine, ledger) as service,
+        running_service(settings, engine, ledger, bounds=bounds) as service,
         contextlib.ExitStack() as vanished,
         stub_of(service) as stub,
     ):
@@ -314,11 +323,15 @@ def test_hosts_that_vanish_within_their_reports_keep_no_other_waiting(
 
 
 def test_a_completion_that_waits_for_too_long_is_refused_and_kept(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView
 ) -> None:
-    monkeypatch.setattr(service_module, "ANSWER_SECONDS", 0.5)
+    bounds = ServiceBounds(answer_seconds=0.5)
     run = start(view)
-    with running_service(settings, engine, ledger) as service, stub_of(service) as stub, engine.connect() as somebody:
+    with (
+        running_service(settings, engine, ledger, bounds=bounds) as service,
+        stub_of(service) as stub,
+        engine.connect() as somebody,
+    ):
         # given a frame that somebody has locked
         somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
         # when its end waits for longer than an answer may take
@@ -333,11 +346,15 @@ def test_a_completion_that_waits_for_too_long_is_refused_and_kept(
 
 
 def test_of_too_many_completions_those_that_come_last_are_kept_and_not_answered(
-    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, engine: Engine, ledger: RecordedLedger, view: FarmView
 ) -> None:
-    monkeypatch.setattr(service_module, "MOST_CALLS", 2)
+    bounds = ServiceBounds(most_calls=2)
     run = start(view, LayerSpec(frames=3), running=3, cores=0.5, memory_gb=0.5)
-    with running_service(settings, engine, ledger) as service, stub_of(service) as stub, engine.connect() as somebody:
+    with (
+        running_service(settings, engine, ledger, bounds=bounds) as service,
+        stub_of(service) as stub,
+        engine.connect() as somebody,
+    ):
         # given as many completions as may wait, of frames that somebody has locked
         somebody.execute(text("SELECT pk_frame FROM frame FOR UPDATE"))
         calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=60) for index in range(2)]
