@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 import structlog
 
@@ -83,19 +82,21 @@ def reap(
     *,
     scope: UpkeepScope = EVERYTHING,
     stopping: Callable[[], bool] = lambda: False,
+    most: int = MOST_RUNS,
 ) -> ReaperReport:
     """Mark silent hosts DOWN, then end the lost runs in ``scope``. Any number of processes may reap; each run is ended
     once.
 
-    ``stopping`` says whether the process is to end, which ends the reap as its time does.
+    ``stopping`` says whether the process is to end, which ends the reap as its time does. At most ``most`` runs are
+    ended.
     """
-    until = monotonic() + REAP_SECONDS
+    until = releaser.clock() + REAP_SECONDS
     hosts_down = _mark_hosts_down(releaser, scope)
     with releaser.engine.connect() as connection:
         lost = lost_runs.lost_runs(
             connection,
             scope,
-            limit=MOST_RUNS,
+            limit=most,
             silent=ORPHAN_SECONDS,
             frameless=FRAMELESS_SECONDS,
             # No sooner: a launch may still be on its way, and a report still wait to be handled.
@@ -107,7 +108,7 @@ def reap(
     for run in lost:
         if run.frame_id and run.host_name:
             hosts.setdefault(run.host_name, []).append(run)
-    kill = partial(_kill_on, killer, lambda: monotonic() < until and not stopping())
+    kill = partial(_kill_on, killer, lambda: releaser.clock() < until and not stopping())
     with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="reaper") as threads:
         fates = {run: fate for known in threads.map(kill, hosts, hosts.values()) for run, fate in known.items()}
     requests = [request for run in lost if (request := _request(run, fates)) is not None]

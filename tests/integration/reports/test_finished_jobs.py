@@ -16,7 +16,6 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.jobs.control import JobControl
-from opencue_sched.reports import finished_jobs
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.finished_jobs import FRAMES_PER_PORTION, Moved, move_finished_jobs
 from opencue_sched.reports.run_ends import RunVerdict
@@ -247,9 +246,8 @@ def test_no_completion_and_no_booking_waits_for_a_portion(view: FarmView, engine
     assert {kind for kind, _ in locks} <= {"relation", "virtualxid", "transactionid"}
 
 
-def test_a_portion_waits_for_nobody_either(view: FarmView, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_waits_for_nobody_either(view: FarmView, engine: Engine) -> None:
     # given two jobs that are over, and a person who holds a frame of one and the counters of a third
-    monkeypatch.setattr(finished_jobs, "LOCK_WAIT_MILLISECONDS", 1)
     with view.farm() as farm:
         held, free, counted = (finished_job(farm, 2) for _ in range(3))
     for job in (held, free, counted):

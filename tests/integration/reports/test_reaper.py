@@ -11,7 +11,6 @@ from sqlalchemy import Engine, make_url, text
 
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
-from opencue_sched.reports import reaper as module
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.reaper import ReaperReport, reap
 from opencue_sched.rqd.kill import Fate
@@ -408,13 +407,10 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
 
 
-def test_what_is_too_much_for_one_reap_is_for_the_next(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_RUNS", 2)
+def test_what_is_too_much_for_one_reap_is_for_the_next(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    reaping = partial(reap, Releaser(engine, Release()), killer)
+    reaping = partial(reap, Releaser(engine, Release()), killer, most=2)
     assert [reaping().procs_released for _ in range(4)] == [2, 2, 1, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
@@ -430,9 +426,9 @@ def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmVie
 
 
 @pytest.mark.parametrize("why", ["its time is over", "its process is to end"])
-def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) -> None:
     """A frame nobody asked about is left alone, and so is one that no proc owns."""
-    # given five frames whose kills take 15 seconds each, and an orphan frame on another host, one day old
+    # given five frames whose kills take 12 seconds each, and an orphan frame on another host, one day old
     on_hosts(view, "UP", hosts=1, frames=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     with view.farm() as farm:
@@ -446,19 +442,17 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str, mo
 
     class Slow(ScriptedKiller):
         def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
-            now[0] += 15.0
+            now[0] += 12.0
             return super().stop(host_name, frame_id, proc_id, reason)
 
     killer = Slow()
     release = Release(host_down_after=1e6)
     if why == "its time is over":
-        monkeypatch.setattr(module, "REAP_SECONDS", 40.0)
-        monkeypatch.setattr(module, "monotonic", lambda: now[0])
-        reaping = partial(reap, Releaser(engine, release), killer)
+        reaping = partial(reap, Releaser(engine, release, clock=lambda: now[0]), killer)
     else:
-        reaping = partial(reap, Releaser(engine, release), killer, stopping=lambda: 40.0 < now[0] < 50.0)
+        reaping = partial(reap, Releaser(engine, release), killer, stopping=lambda: 30.0 < now[0] < 40.0)
 
-    # when that is after 40 seconds, then it begins three kills
+    # when that is after 30 seconds, then it begins three kills
     report = reaping()
     assert len(killer.stopped) == 3
     assert report.procs_released == 3

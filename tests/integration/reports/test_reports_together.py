@@ -16,7 +16,6 @@ from opencue_sched.embedded.farms.farm_specs import HostIds, LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.reports import host_reports as reports_module
 from opencue_sched.reports.host_reports import OLDEST_FOR_VERIFICATION_SECONDS, StatusReport
-from opencue_sched.store import reports as reports_store
 from opencue_sched.store.reported_runs import UNCHANGED_SECONDS
 from tests.integration.reports.test_host_reports import Desk, age_procs
 from tests.kit.reported_hosts import GB, render_host
@@ -298,10 +297,7 @@ def test_what_is_killed_between_two_statements_loses_nothing_that_the_next_repor
     assert killed > 5
 
 
-def test_rows_that_somebody_has_locked_hold_up_no_other_host(
-    view: FarmView, desk: Desk, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports_store, "LOCK_SECONDS", 0.1)
+def test_rows_that_somebody_has_locked_hold_up_no_other_host(view: FarmView, desk: Desk, engine: Engine) -> None:
     # given hosts of which somebody has locked a host row, statistics, a proc and a frame, and a lock that is to change
     farm = crowd(view, 5)
     reports = farm.reports()
