@@ -166,10 +166,13 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         full_name: Callable[[str], str] = str,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         """``full_name`` is asked for the name with domain of a host where ``rqd.dial_by`` is full; it raises RqdFailure
-        where it cannot tell. ``quiet``: no warnings in the log, as for a command, which tells what it found."""
+        where it cannot tell. ``quiet``: no warnings in the log, as for a command, which tells what it found. A
+        connection without a call for ``idle_seconds`` is closed."""
         self.settings = settings
+        self._idle_seconds = idle_seconds
         self._quiet = quiet
         self._addresses = {name.lower(): address for name, address in settings.addresses.items()}
         self._full_name = full_name
@@ -359,7 +362,7 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.dns_min_time_between_resolutions_ms", int(_RESOLVE_SECONDS * 1000)),
-            ("grpc.client_idle_timeout_ms", int(IDLE_SECONDS * 1000)),
+            ("grpc.client_idle_timeout_ms", int(self._idle_seconds * 1000)),
             ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECONDS * 1000)),
             ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_SECONDS * 1000)),
             ("grpc.use_local_subchannel_pool", 1),

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.embedded.servers.processes import free_port
 from opencue_sched.errors import RqdFailure
-from opencue_sched.rqd import channels as channels_module
 from opencue_sched.rqd.channels import CALLS_TO_UNREACHED, RqdChannels
 from opencue_sched.rqd.kill import RqdKiller, Whereabouts, look
 from opencue_sched.rqd.launch import launch_all
@@ -139,13 +138,13 @@ def sockets() -> set[str]:
     return {target for target in targets if target.startswith("socket:")}
 
 
-def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_and_opened_again() -> None:
     # given a connection that may be idle for a second, to a farm of another process
-    monkeypatch.setattr(channels_module, "IDLE_SECONDS", 1.0)
     farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert farm.stdout is not None
     try:
-        with RqdChannels(Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, timeout=20.0)) as channels:
+        rqd = Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, timeout=20.0)
+        with RqdChannels(rqd, idle_seconds=1.0) as channels:
             before = sockets()
             assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
             opened = sockets() - before
