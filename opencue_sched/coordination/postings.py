@@ -474,15 +474,18 @@ class DueThread(PeriodicThread):
     over.
 
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
-    strands a cluster, also while no beat leads. It looks every LOOK_SECONDS, when the first claim ends that nobody
+    strands a cluster, also while no beat leads. It looks every ``look_seconds``, when the first claim ends that nobody
     prolongs, and when a short sleep ends that this process began. ``send`` puts a message for a posting on a dispatch
     queue.
     """
 
-    def __init__(self, postings: ClusterPostings, *, send: Callable[[Enqueued], None]) -> None:
-        super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=LOOK_SECONDS)
+    def __init__(
+        self, postings: ClusterPostings, *, send: Callable[[Enqueued], None], look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=look_seconds)
         self._postings = postings
         self._send = send
+        self._look_seconds = look_seconds
 
     def look_in(self, seconds: float) -> None:
         """Look again after so many seconds, at the end of a posting's sleep, if that is short."""
@@ -497,7 +500,7 @@ class DueThread(PeriodicThread):
         due, claim_ends = self._postings.take_due()
         for enqueued in with_messages(due):
             self._send(enqueued)
-        return min(LOOK_SECONDS, claim_ends + AFTER_THE_END_SECONDS)
+        return min(self._look_seconds, claim_ends + AFTER_THE_END_SECONDS)
 
 
 def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from opencue_sched.coordination import postings as postings_module
 from opencue_sched.coordination.board import RESEND_SECONDS
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import LOOK_SECONDS, SHORT_SECONDS, Claim, ClusterPostings, DueThread, Enqueued
@@ -28,9 +27,9 @@ REST_SECONDS = 0.05
 class Watch(DueThread):
     """That of one worker, and what it sent. The tests look themselves."""
 
-    def __init__(self, postings: ClusterPostings) -> None:
+    def __init__(self, postings: ClusterPostings, look_seconds: float = LOOK_SECONDS) -> None:
         self.sent: list[Enqueued] = []
-        super().__init__(postings, send=self.sent.append)
+        super().__init__(postings, send=self.sent.append, look_seconds=look_seconds)
 
     def start(self) -> None:
         """Not in these tests."""
@@ -195,8 +194,7 @@ def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis
 
 
 @pytest.fixture
-def claim(postings, monkeypatch) -> Claim:
-    monkeypatch.setattr(postings_module, "LOOK_SECONDS", TTL_SECONDS / 3)
+def claim(postings) -> Claim:
     (enqueued,) = postings.enqueue([CLUSTER])
     return postings.claim(enqueued.uuid, "w1", ttl_seconds=TTL_SECONDS, ticket=enqueued.ticket)
 
@@ -208,14 +206,14 @@ def ends_in(redis_client, claim: Claim, seconds: float) -> None:
 
 def test_a_claim_that_is_prolonged_is_left_alone(postings, claim):
     watch = Watch(postings)
-    assert watch.look() == TTL_SECONDS / 3
+    assert watch.look() == LOOK_SECONDS
     postings.extend([claim], ttl_seconds=TTL_SECONDS)
-    assert watch.look() == TTL_SECONDS / 3
+    assert watch.look() == LOOK_SECONDS
     assert watch.sent == []
 
 
 def test_one_that_is_not_prolonged_leads_to_a_message_when_it_ends_and_not_before(postings, redis_client, claim):
-    watch = Watch(postings)
+    watch = Watch(postings, look_seconds=TTL_SECONDS)
     ends_in(redis_client, claim, 60)
     pause = watch.look()
     assert 0 < pause <= 60.002, "the next look is at its end"
@@ -265,9 +263,8 @@ def refused(redis_client) -> int:
     return int(redis_client.info("errorstats").get("errorstat_WRONGTYPE", {}).get("count", 0))
 
 
-def test_the_watch_goes_on_after_redis_was_away(redis_client, proxy, proxied, claim, monkeypatch):
-    monkeypatch.setattr(postings_module, "LOOK_SECONDS", 0.01)
-    watch = DueThread(ClusterPostings(proxied, KEYS), send=(sent := []).append)
+def test_the_watch_goes_on_after_redis_was_away(redis_client, proxy, proxied, claim):
+    watch = DueThread(ClusterPostings(proxied, KEYS), send=(sent := []).append, look_seconds=0.01)
     ends_in(redis_client, claim, -0.001)
     # given a board that nobody can read, and answers that are lost, also those to the second try
     redis_client.rename(KEYS.of("claimed"), "aside")

@@ -666,10 +666,8 @@ def test_waiting_for_the_end_of_a_job(board):
 
 
 @pytest.mark.parametrize("clustered", [False, True])
-def test_wake_ups_come_by_event(redis_client, redis_server, monkeypatch, clustered):
+def test_wake_ups_come_by_event(redis_client, redis_server, clustered):
     """Of those who wait and found nothing each is woken, and none of them because it looks again."""
-    monkeypatch.setattr("opencue_sched.coordination.jobboard.LONGEST_LOOK_SECONDS", 600.0)
-    monkeypatch.setattr("opencue_sched.coordination.board_events.BLOCK_SECONDS", 600.0)
     woken: list[str] = []
 
     def blocked() -> int:
@@ -685,6 +683,7 @@ def test_wake_ups_come_by_event(redis_client, redis_server, monkeypatch, cluster
             waiter.start()
             eventually(lambda others=others: blocked() > others, what="a waiter that has looked, and found nothing")
             board.post(f"render{number}")
+            assert blocked() == others, "the post itself has ended its wait"
             waiter.join(100)
             assert not waiter.is_alive()
     assert woken == [f"render{number}" for number in range(10)]
