@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from opencue_sched.accounting import foreign_decrements, keys
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.foreign_decrements import PUBLISH_GRACE_SECONDS
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import id_calls, reseed_cas_calls
 from tests.kit.cuebot_publish import PUBLISH
@@ -37,6 +38,11 @@ def foreign(world: World) -> int:
 def never_quiet(world: World) -> AbstractContextManager[None]:
     """Something always moves between the snapshot and the swap."""
     return after_each_snapshot(world.engine, lambda: world.store.client.incr(keys.SEQ))
+
+
+def grace_is_over(world: World) -> None:
+    """As if the entries of the job had been dropped so long ago that no decrement for one can come any more."""
+    assert world.store.client.hincrby(keys.job(world.job.id), "dropped_at", -round(PUBLISH_GRACE_SECONDS)) > 0
 
 
 def tries(log: RedisLog) -> int:
@@ -151,26 +157,21 @@ def test_retries_are_bounded_and_the_cycle_is_finished_all_the_same(dual: World,
     assert dual.store.ids() == {two}
 
 
-def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(dual: World) -> None:
     (one,) = dual.run()
     dual.recompute()
     dual.delete(one)
     with never_quiet(dual):
         dual.recompute()
         assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
-        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 3600)
         dual.recompute()
         assert dual.job_cores() == 2
-        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
+        grace_is_over(dual)
         dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
-def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(dual: World) -> None:
     (one,) = dual.run()
     dual.recompute()
     booked = dual.entry(one)
@@ -178,7 +179,7 @@ def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
     with never_quiet(dual):
         dual.recompute()
         publish(dual, booked)
-        monkeypatch.setattr(foreign_decrements, "PUBLISH_GRACE_SECONDS", 0)
+        grace_is_over(dual)
         dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store.audit import judge
 from tests.kit.command import Cli
+from tests.kit.frozen_clock import Clock
 from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -176,7 +178,8 @@ def test_without_a_worker_force_says_so(
     cli: Cli, rendering: Rendering, silence: Callable[..., None], environment: pytest.MonkeyPatch, rows: Rows
 ) -> None:
     silence(400, "DOWN")
-    environment.setattr(deferred, "REAPED_WITHIN", 0.1)
+    clock = Clock()
+    environment.setattr(deferred, "time", SimpleNamespace(monotonic=clock, sleep=clock.advance))
     environment.setattr(app, "send_task", lambda *_, **__: None)
     ran = cli("job", "eat", NAME, "--state", "RUNNING", "--force")
     assert (ran.status, states(rows)[0]) == (1, "RUNNING")

@@ -18,7 +18,6 @@ from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootst
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.epoch import Epoch, guarded_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.clients import redis_client
 from opencue_sched.embedded.servers.processes import GuardedProcess
 from opencue_sched.embedded.servers.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
@@ -82,8 +81,8 @@ def test_a_unix_socket_is_connected_to_and_its_loss_is_an_error_of_redis(tmp_pat
         client.close()
 
 
-def test_a_redis_that_hangs_is_given_up_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_client, "REDIS_SECONDS", 0.2)
+@pytest.mark.long(10)
+def test_a_redis_that_hangs_is_given_up_after_the_time_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = guarded_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Settings())
         try:
@@ -161,11 +160,8 @@ def tls(sentinel: WatchedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield f"&ssl=true&ssl_ca_certs={authority}"
 
 
-def test_after_a_failover_nobody_books_on_the_replicas_copy(
-    engine: object, sentinel: WatchedPair, tls: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sentinel: WatchedPair, tls: str) -> None:
     first = sentinel.first
-    monkeypatch.setattr(redis_client, "REDIS_SECONDS", 1.0)
     client = guarded_redis(sentinel.url + tls, Settings())
 
     def answers() -> bool:

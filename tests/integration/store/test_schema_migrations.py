@@ -379,8 +379,8 @@ def test_a_user_who_may_not_change_the_database_is_told_what_to_do(cuebot_url: s
             connection.execute(text(f"DROP ROLE {role}"))
 
 
-def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "TABLE_LOCK_SECONDS", 0.2)
+@pytest.mark.long(25)
+def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str) -> None:
     with _session(cuebot_url) as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
         with pytest.raises(SchedulerError, match="holds a table"):

@@ -28,7 +28,6 @@ from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
-from opencue_sched.dispatch import dispatcher
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.verdicts import VerdictLog
@@ -131,9 +130,8 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.fixture
-def process(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def process(settings: Settings, redis_client, app: Celery) -> Iterator[Process]:
     """What a worker has, in this process; its counters are open."""
-    monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),

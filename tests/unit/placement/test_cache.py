@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.domain.hosts import Host, Reservation
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, buckets, shard_of
-from opencue_sched.placement import host_cache
-from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
+from opencue_sched.placement.host_cache import (
+    FIRST_READ_HOSTS,
+    HOSTS_PER_REREAD,
+    REREAD_SECONDS,
+    REREADS_PER_SECOND,
+    SCORED_CANDIDATES,
+    HostCache,
+    HostGroups,
+    HostOrder,
+)
 from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
 from tests.kit.polling import MOST_SECONDS
@@ -38,7 +46,7 @@ class Farm:
         read = [host for host in self.hosts.values() if host.facility_id == facility_id]
         read = [host for host in read if bucket_of(host.id) in buckets]
         if tags is not None:
-            read = [host for host in read if not host.tags.isdisjoint(tags)][: host_cache.FIRST_READ_HOSTS]
+            read = [host for host in read if not host.tags.isdisjoint(tags)][:FIRST_READ_HOSTS]
         self.read_ids.append([host.id for host in read])
         return read
 
@@ -48,6 +56,10 @@ class Farm:
 
     def read(self, *host_ids: str) -> list[Host]:
         return [self.hosts[host_id] for host_id in host_ids if host_id in self.hosts]
+
+
+def many_hosts(count: int) -> list[Host]:
+    return [make_host(f"h{number}") for number in range(count)]
 
 
 def make_cache(farm: Farm, clock: Clock, **settings: Any) -> HostCache:
@@ -301,9 +313,8 @@ class TestReadingAgain:
         # Then the portion was read again after the change
         assert idle_cores(cache) == 5
 
-    def test_portions_without_a_host_stay_small(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 50)
-        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+    def test_portions_without_a_host_stay_small(self, clock: Clock) -> None:
+        farm = Farm(*many_hosts(8 * HOSTS_PER_REREAD))
         cache = make_cache(farm, clock)
         for _ in range(20):
             clock.advance(10)
@@ -319,11 +330,11 @@ class TestReadingAgain:
             clock.advance(10)
             read_again(cache)
         # Then no query reads many of them
-        assert len(cache) == 400
-        assert max(map(len, farm.read_ids)) < 100
+        assert len(cache) == 8 * HOSTS_PER_REREAD
+        assert max(map(len, farm.read_ids)) < 2 * HOSTS_PER_REREAD
 
     def test_a_portion_that_could_not_be_read_is_tried_again_with_fewer_buckets(self, clock: Clock) -> None:
-        farm = Farm(*(make_host(f"h{number}") for number in range(2 * host_cache.HOSTS_PER_REREAD)))
+        farm = Farm(*many_hosts(2 * HOSTS_PER_REREAD))
         cache = make_cache(farm, clock)
         for _ in range(20):
             clock.advance(10)
@@ -340,22 +351,24 @@ class TestReadingAgain:
 
         assert len(farm.read_ids[-1]) < usual / 4
 
-    def test_a_large_farm_is_read_in_portions_over_a_longer_time_each_host_once(
-        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 50)
-        monkeypatch.setattr(host_cache, "REREADS_PER_SECOND", 10)
-        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+    def test_a_large_farm_is_read_in_portions_over_a_longer_time_each_host_once(self, clock: Clock) -> None:
+        # Given a farm of which a round takes longer than that of a small one, and which was read
+        round_seconds = 1.2 * REREAD_SECONDS
+        hosts = round(round_seconds * REREADS_PER_SECOND)
+        farm = Farm(*many_hosts(hosts))
         cache = make_cache(farm, clock)
-        began = clock()
-        clock.advance(40)
+        read_again(cache)
+        clock.advance(round_seconds)
+        # When the next round is made
         farm.read_ids.clear()
-        while sum(map(len, farm.read_ids)) < 400:
+        began = clock()
+        while sum(map(len, farm.read_ids)) < hosts:
             clock.advance(cache.reread().pause)
-            assert clock() < began + 100
-
-        assert len({host_id for ids in farm.read_ids for host_id in ids}) == 400
-        assert max(map(len, farm.read_ids)) < 100
+            assert clock() < began + 2 * round_seconds
+        # Then each host was read once, in portions, over that time
+        assert clock() > began + REREAD_SECONDS
+        assert len({host_id for ids in farm.read_ids for host_id in ids}) == hosts
+        assert max(map(len, farm.read_ids)) < 2 * HOSTS_PER_REREAD
         assert cache.reread().pause > 0, "and then there is a pause"
 
     def test_a_portion_that_could_not_be_read_is_read_at_the_next_try(self, clock: Clock) -> None:
@@ -433,21 +446,21 @@ class TestReadingAgain:
 class TestALargeFarm:
     """A pass waits for no more than some thousand hosts, whatever the farm's size."""
 
+    HOSTS = FIRST_READ_HOSTS + 1000
+
     @pytest.fixture
-    def farm(self, monkeypatch: pytest.MonkeyPatch) -> Farm:
-        monkeypatch.setattr(host_cache, "FIRST_READ_HOSTS", 20)
-        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 8)
-        return Farm(*(make_host(f"h{number}") for number in range(400)))
+    def farm(self) -> Farm:
+        return Farm(*many_hosts(self.HOSTS))
 
     def test_some_hosts_are_read_at_first_and_the_rest_at_once(self, clock: Clock, farm: Farm) -> None:
         cache = make_cache(farm, clock)
-        assert len(cache) == 20
+        assert len(cache) == FIRST_READ_HOSTS
 
         read_again(cache)
 
-        assert len(cache) == 400
-        assert max(map(len, farm.read_ids[1:])) < 50
-        assert sum(map(len, farm.read_ids)) == 20 + 400, "each of them once"
+        assert len(cache) == self.HOSTS
+        assert max(map(len, farm.read_ids[1:])) < 2 * HOSTS_PER_REREAD
+        assert sum(map(len, farm.read_ids)) == FIRST_READ_HOSTS + self.HOSTS, "each of them once"
 
     def test_idle_cores_are_counted_as_far_as_they_matter(self, clock: Clock, farm: Farm) -> None:
         cache = make_cache(farm, clock)
@@ -455,7 +468,7 @@ class TestALargeFarm:
         cache.refresh("fac", ["general", "other"])
         clusters = [Cluster("fac", show, ClusterKind.ALLOC, ("general", "other")) for show in ("one", "two")]
 
-        assert cache.idle_cores(clusters) == 400 * 8
+        assert cache.idle_cores(clusters) == self.HOSTS * 8
         assert 100 <= cache.idle_cores(clusters, most=100) < 100 + 8
 
     def test_hosts_that_were_known_stay_when_all_are_read_again(self, clock: Clock, farm: Farm) -> None:
@@ -463,12 +476,12 @@ class TestALargeFarm:
         read_again(cache)
 
         cache.forget_reads()
-        assert len(cache.refresh("fac", ["general"])) == 20
+        assert len(cache.refresh("fac", ["general"])) == FIRST_READ_HOSTS
 
-        assert len(cache) == 400
-        del farm.hosts["h399"]
+        assert len(cache) == self.HOSTS
+        del farm.hosts[f"h{self.HOSTS - 1}"]
         read_again(cache)
-        assert len(cache) == 399
+        assert len(cache) == self.HOSTS - 1
 
 
 DIVISION = ("one", "two")
@@ -632,7 +645,7 @@ class TestFindAndTake:
 
         widest = must_find(cache, score=lambda host: -host.idle_cores)
 
-        assert widest.idle_cores == host_cache.SCORED_CANDIDATES == 16
+        assert widest.idle_cores == SCORED_CANDIDATES == 16
 
     def test_every_candidate_is_seen_however_many_there_are(self, clock: Clock) -> None:
         cache = make_cache(Farm(*(make_host(f"h{number}", cores=1 + number % 9) for number in range(300))), clock)
