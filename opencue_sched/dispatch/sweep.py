@@ -47,6 +47,10 @@ _WOKEN_PER_SECOND = 60
 
 In a full farm hosts come free all the time, and each costs every cluster that could use it two passes. So where many
 clusters could use a host, or there are many shards, each is woken less often."""
+_WAKES_SAVED = 2
+"""How many wakes for freed hosts a cluster saves, one for each whole pause for which it was due and not woken.
+
+So where hosts come free now and then, one that does soon after another waits for no pause."""
 
 
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
@@ -147,8 +151,8 @@ class Sweeper:
         self._active: frozenset[Cluster] = frozenset()
         """Clusters with work, each with its shard, as they were enqueued last. are_all() reads it without the lock."""
         self._nap_until = self._scanned_at = float("-inf")
-        self._woken_at: dict[str, float] = {}
-        """The clock when a cluster was last woken for a freed host, by its key."""
+        self._due_at: dict[str, float] = {}
+        """The clock from which on a cluster may be woken for a freed host again, by its key."""
         self._new_show = False
         """Whether to read the clusters again because a show that nobody knew has work."""
         self._withdraw_due = False
@@ -177,9 +181,10 @@ class Sweeper:
         """Enqueue every cluster with waiting work, and wake those for which something changed.
 
         Woken are the clusters of ``wake_shows``, and, when ``wake_hosts`` came free, the clusters that could use one of
-        these hosts or wait ``at_caps``. For hosts a cluster is woken only so often (pause_between_wakes); when one was
-        not woken for that reason, ``ask_again`` of the report says when to sweep for the same hosts again. With either
-        argument, in a divided farm only this process's shard is swept: hosts of another shard are its instance's.
+        these hosts or wait ``at_caps``. For hosts a cluster is woken only so often (pause_between_wakes), but for the
+        few wakes that it has saved; when one was not woken for that reason, ``ask_again`` of the report says when to
+        sweep for the same hosts again. With either argument, in a divided farm only this process's shard is swept:
+        hosts of another shard are its instance's.
 
         ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters sleep (NAP_SECONDS).
         Under ``fence`` nothing is enqueued once a later leader was elected: FencedOff is raised.
@@ -218,7 +223,7 @@ class Sweeper:
                 self._read_for_new_show_at = now
             self._new_show, self._withdraw_due = False, True
         # Where every cluster with work was woken a moment ago, these hosts wait for their turn, and cost nothing yet.
-        held_for = 0.0 if wake_shows or self._withdraw_due else self._held_for(swept, division, now)
+        held_for = 0.0 if wake_shows or self._withdraw_due else self._held_for(swept, now)
         if wake_hosts and held_for > 0:
             return self._report((), ask_again=held_for, looked=False)
         # 2. Which clusters have work, and which of these could use a host or headroom that came free.
@@ -237,8 +242,10 @@ class Sweeper:
         at_caps = self.at_caps if wake_hosts else ()
         helped = {cluster for cluster in active if cluster.key in at_caps or not freed_tags.isdisjoint(cluster.tags)}
         pause = pause_between_wakes(len(helped) * len(shards(division)))
-        due = {cluster for cluster in helped if self._due_in([cluster], pause, now) <= 0}
-        self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
+        due = {cluster for cluster in helped if self._due_in([cluster], now) <= 0}
+        for cluster in due:
+            saved = int(min(_WAKES_SAVED, -self._due_in([cluster], now) / pause))
+            self._due_at[cluster.key] = now + (1 - saved) * pause
         # 3. A cluster that an operator put into the trash stays there, whatever its postings are called now. This comes
         #    before step 4, which would enqueue its new postings to be worked on.
         if self._withdraw_due:
@@ -258,20 +265,20 @@ class Sweeper:
         # 5. Take down the postings of clusters and shards that no longer exist.
         if self._withdraw_due:
             self._withdraw_gone(shards(division), fence)
-        held_for = max(0.0, self._due_in(helped - due, pause, now))
+        held_for = max(0.0, self._due_in(helped - due, now))
         return self._report(enqueued, scan_seconds=scan_seconds, ask_again=held_for)
 
-    def _held_for(self, swept: Sequence[str], division: Division, now: float) -> float:
+    def _held_for(self, swept: Sequence[str], now: float) -> float:
         """Seconds until the first cluster with work in these shards may be woken for a freed host; 0 or less where one
         may be now, or there is none."""
         of_swept = [cluster for cluster in self._active if cluster.shard in swept]
-        return self._due_in(of_swept, pause_between_wakes(len(of_swept) * len(shards(division))), now)
+        return self._due_in(of_swept, now)
 
-    def _due_in(self, clusters: Collection[Cluster], pause: float, now: float) -> float:
+    def _due_in(self, clusters: Collection[Cluster], now: float) -> float:
         """Seconds until the first of the clusters may be woken for a freed host; 0 or less where one may be now, or
         there is none."""
-        woken_at = (self._woken_at.get(cluster.key, float("-inf")) for cluster in clusters)
-        return min(woken_at, default=float("-inf")) + pause - now
+        due_at = (self._due_at.get(cluster.key, float("-inf")) for cluster in clusters)
+        return min(due_at, default=float("-inf")) - now
 
     def _in_shards(self, shard_names: Sequence[str]) -> list[Cluster]:
         """Every cluster in every one of these shards."""
@@ -347,7 +354,7 @@ class Sweeper:
 
 
 def pause_between_wakes(clusters: int) -> float:
-    """Seconds for which a cluster is not woken again for freed hosts, where so many clusters could use these.
+    """Seconds between two wakes of a cluster for freed hosts in the long run, where so many clusters could use these.
 
     A cluster counts once for each shard.
     """

@@ -545,17 +545,45 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(h
         farm = Farm(connection)
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
-    # given a cluster that was roused for a freed host at this moment
+    # given a cluster that was roused for a freed host as often as it may at once
     clock = Clock()
     sweeper = Sweeper(engine, here.settings, here.postings, clock=clock)
-    assert sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
+    roused_in_a_row(sweeper, clock, host.id)
 
     # when the host is freed again, then the sweep asks to be told once more, when the cluster may be roused
     pause = sweeper.sweep(wake_hosts=[host.id]).ask_again
-    assert pause == pytest.approx(pause_between_wakes(1))
+    assert 0 < pause <= pause_between_wakes(1)
     assert sweeper.sweep().ask_again == 0
     clock.advance(pause)
     assert sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
+
+
+def test_a_cluster_that_was_not_roused_for_long_is_roused_a_few_times_without_a_pause(
+    here: Passes, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=2)
+        farm.job([LayerSpec(frames=1)])
+    clock = Clock()
+    sweeper = Sweeper(engine, here.settings, here.postings, clock=clock)
+    # when a host comes free again and again, then the cluster is roused at once three times, and after that at its pace
+    assert roused_in_a_row(sweeper, clock, host.id) == 3
+    for _ in range(3):
+        clock.advance(pause_between_wakes(1))
+        assert roused_in_a_row(sweeper, clock, host.id) == 1
+    # and when no host came free for long, at once again
+    clock.advance(60.0)
+    assert roused_in_a_row(sweeper, clock, host.id) == 3
+
+
+def roused_in_a_row(sweeper: Sweeper, clock: Clock, host_id: str) -> int:
+    """How often hosts that come free one soon after the other rouse their cluster until one of them has to wait."""
+    roused = 0
+    while not sweeper.sweep(wake_hosts=[host_id]).ask_again:
+        roused += 1
+        clock.advance(0.001)
+    return roused
 
 
 def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
