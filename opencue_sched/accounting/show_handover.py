@@ -104,19 +104,13 @@ class ImportedShows:
 
         Raises NotReady and SQLAlchemy's errors: then nothing may be booked.
         """
-        return bool(self.admitted([show_id]))
+        return self.seconds_left([show_id]).get(show_id) == 0
 
-    def admitted(self, show_ids: Collection[str]) -> set[str]:
-        """The shows among these that are ours. Imports and raises as admits() does, with one statement where all
-        are."""
+    def seconds_left(self, show_ids: Collection[str]) -> dict[str, float]:
+        """Seconds until each of these shows is ours, by its id: of quarantine, or 0 when it is ours. Shows that are not
+        managed are missing. Imports and raises as admits() does, with one statement where all are ours."""
         versions = ask(self._engine, managed_show_versions, list(show_ids))
-        return {show_id for show_id, version in versions.items() if self._seconds_left(show_id, version) == 0}
-
-    def seconds_left(self, show_id: str) -> float | None:
-        """Seconds until the show is ours: of quarantine, or 0 when it is ours; None when it is not managed. Imports the
-        show and raises as admits() does."""
-        version = ask(self._engine, managed_show_versions, [show_id]).get(show_id)
-        return None if version is None else self._seconds_left(show_id, version)
+        return {show_id: self._seconds_left(show_id, version) for show_id, version in versions.items()}
 
     def _seconds_left(self, show_id: str, version: str) -> float:
         ours = (self._ledger.epoch().text, version)
@@ -206,7 +200,7 @@ def hand_over(
         changed = shows.set_rows(connection, "show", "pk_show", [show_id], {"b_scheduler_managed": True})
     imported = ImportedShows(engine, ledger, quarantine_seconds=wait_seconds, age_seconds=age_seconds)
     try:
-        while left := imported.seconds_left(show_id):
+        while left := imported.seconds_left([show_id]).get(show_id):
             sleep(left)
         refresh_tables(engine, [show_id])
     except NotReady:

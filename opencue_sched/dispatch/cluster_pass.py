@@ -168,6 +168,8 @@ class _Pass:
     """The name under which this pass has its permits."""
     permitted: dict[str, Permitted] = field(default_factory=dict)
     """Frames whose permits this pass has, by the ids of their procs."""
+    ours_in: Mapping[str, float] = field(default_factory=dict)
+    """Seconds until each show may be booked, by show id: 0 where it may be."""
     left_alone: set[str] = field(default_factory=set)
     """Ids of layers that the pass does not plan."""
     whole: WholeLayers | None = None
@@ -324,7 +326,8 @@ class _Pass:
         runner = self.runner
         if runner.imported is None or not works:
             return list(works)
-        ours = runner.imported.admitted({work.clusters[0].show_id for work in works})
+        self.ours_in = runner.imported.seconds_left({work.clusters[0].show_id for work in works})
+        ours = {show_id for show_id, seconds in self.ours_in.items() if seconds == 0}
         for work in works:
             cluster = work.clusters[0]
             if cluster.show_id not in ours:
@@ -671,13 +674,15 @@ class _Pass:
             # next pass reads these hosts again.
             more = self.unread or (self.gave_back and without_host)
             report.go_on = report.plan is not None and (report.plan.full or more)
-            # No event tells when a host may be tried again, or a layer or frame start. The database counts the seconds:
-            # its clock, by which these start, is not that of the board.
+            # No event tells when a host may be tried again, a show is ours, or a layer or frame starts. The database
+            # counts the seconds: its clock, by which these start, is not that of the board.
             soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
             if self.contended:
                 soon.append(CONTENDED_SLEEP_SECONDS)
             if self.whole is not None and self.whole.leaves_some:
                 soon.append(LEFT_TO_OTHERS_SECONDS)
+            if ours_in := self.ours_in.get(report.cluster.show_id):
+                soon.append(ours_in)
             work = self.work_of.get(report.cluster)
             starts_in = None if work is None else work.starts_in(report.cluster)
             if starts_in is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import structlog
 from sqlalchemy import Connection, Engine, text
 
+from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
@@ -261,6 +263,18 @@ def test_a_cluster_is_looked_at_again_when_the_quarantine_of_its_next_job_is_ove
         for job, seconds in zip(jobs, (2000, 1000), strict=True):
             quarantine_jobs(connection, {job.id: "a row that fails"}, seconds)
         cluster = cluster_of(farm)
+
+    assert here.run([cluster])[0].look_again == pytest.approx(1000, abs=60)
+
+
+def test_a_cluster_is_looked_at_again_when_its_show_is_ours(here: Passes, engine: Engine) -> None:
+    """Not when its sleep is over, which is seconds later."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job([LayerSpec()])
+        cluster = cluster_of(farm)
+    imported = ImportedShows(engine, here.runner.ledger, quarantine_seconds=1000, age_seconds=60)
+    here.runner = replace(here.runner, imported=imported)
 
     assert here.run([cluster])[0].look_again == pytest.approx(1000, abs=60)
 
