@@ -57,20 +57,19 @@ class ChangeLog:
 
         None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
         or when more than 1,000 entries are new. Read the rows *after* this call: then nothing can fall between. One
-        round trip. ``but_of``: an instance whose own entries are left out; those that name no writer are others'.
+        command, and another one before "everything". ``but_of``: an instance whose own entries are left out; those
+        that name no writer are others'.
         """
-        pipeline = self._client.pipeline(transaction=True)
-        at = cursor or _START
-        pipeline.xrange(self._key, at, at)
-        pipeline.xrange(self._key, f"({at}", "+", count=_MAX_ENTRIES_READ + 1)
-        pipeline.xrevrange(self._key, count=1)
-        answers = cast("list[list[_Entry]]", pipeline.execute())
-        named, new, last = answers
-        if not last:
-            return _START, {} if cursor == _START else None
-        now = last[0][0]
-        if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
-            return now, None
+        entries: list[_Entry] = []
+        if cursor is not None:
+            # From the entry of the cursor on: as long as that comes first, none after it was trimmed.
+            entries = cast("list[_Entry]", self._client.xrange(self._key, cursor, count=_MAX_ENTRIES_READ + 2))
+        if not entries and cursor == _START:
+            return _START, {}
+        if not entries or entries[0][0] != cursor or len(entries) > _MAX_ENTRIES_READ + 1:
+            last = cast("list[_Entry]", self._client.xrevrange(self._key, count=1))
+            return last[0][0] if last else _START, None
+        now, new = entries[-1][0], entries[1:]
         by_writer = defaultdict[str, set[str]](set)
         for _, entry in new:
             writer = entry.get(_WRITER, "")

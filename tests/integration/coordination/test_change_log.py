@@ -201,6 +201,22 @@ class TestPublishing:
         assert len(ids) == 1000
         assert redis_client.xlen(KEY) == 2
 
+    def test_a_look_that_finds_nothing_is_one_command(self, changes: HostChanges, redis_client: redis.Redis) -> None:
+        def commands() -> int:
+            return int(redis_client.info("stats")["total_commands_processed"])
+
+        # given an empty log, and one whose entries were all read
+        for ids in ((), ["h0"]):
+            changes.publish(ids)
+            cursor = cursor_of(changes)
+            before = commands()
+
+            for _ in range(10):
+                assert changes.since(cursor) == (cursor, frozenset())
+
+            # but for the question how many there were
+            assert commands() - before - 1 == 10
+
     def test_nothing_to_publish_is_no_round_trip(self, changes: HostChanges, round_trips: list[int]) -> None:
         changes.publish([])
 
