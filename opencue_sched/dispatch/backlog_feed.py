@@ -140,8 +140,8 @@ class BacklogFeed:
         self.resyncing.wake()
 
     def follow(self) -> None:
-        """Read what was named since the last call; the shows at least once a second. Errors of PostgreSQL go to the
-        caller, and what was named is read with the next call."""
+        """Read what was named since the last call, and the shows once a second while anything waits. Errors of
+        PostgreSQL go to the caller, and what was named is read with the next call."""
         with self._reading:
             if not self._listed:
                 self._read_all()
@@ -149,7 +149,9 @@ class BacklogFeed:
                 layers, jobs, shows = self._layers, self._jobs, self._shows
                 self._layers, self._jobs, self._shows = set(), set(), set()
             try:
-                if shows or self._clock() - self._shares_at >= SHOWS_READ_SECONDS:
+                # What shows may do matters to no sweep and no pass while nothing waits.
+                waits = bool(layers or jobs or len(self.backlog))
+                if shows or (waits and self._clock() - self._shares_at >= SHOWS_READ_SECONDS):
                     self._read_shows()
                 self._read(layers | self.backlog.stale(), jobs, shows)
             except BaseException:

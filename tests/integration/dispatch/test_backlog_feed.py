@@ -135,6 +135,29 @@ def test_all_that_was_named_is_read_in_one_statement_and_nothing_where_nothing_w
     assert len(statements) == 2
 
 
+def test_the_shows_are_not_read_while_nothing_waits(follow: Follow, engine: Engine, waiting: list[JobIds]) -> None:
+    # given a worker that knows of no work
+    pause(engine, *waiting)
+    worker = follow("one")
+    assert not worker.knows()
+
+    # when it looks ten times a second apart, then it asks nothing
+    with counted_statements(engine) as statements:
+        for _ in range(10):
+            worker.clock.now += SHOWS_READ_SECONDS
+            worker.feed.follow()
+    assert statements == []
+
+    # and when work comes, with a subscription whose burst nobody told of, then both are known at once
+    come = new_job(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE subscription SET int_burst = 4200"))
+    worker.feed.note(jobs=[come.id])
+    worker.feed.follow()
+    assert worker.knows() == layers_of(come)
+    assert {share.burst_centicores for share in worker.feed.shares([come.show.id])} == {4200}
+
+
 @pytest.mark.parametrize(
     "closes, opens",
     [
