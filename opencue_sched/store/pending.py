@@ -159,7 +159,7 @@ def fetch_requirements(
 def _waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, wanted: Mapping[str, object]
 ) -> Sequence[Row[Any]]:
-    template = _WAITING_WORK.replace("{limit_use}", limit_use(connection))
+    template = _WAITING_WORK.replace("{limit_use}", limit_use(has_holders=facts.has_limit_holders))
     statement = with_start_after(template, facts.has_start_after)
     return connection.execute(statement, {"facilities": facilities, **wanted}).all()
 

@@ -59,9 +59,12 @@ _FACTS = text(
                AND to_regclass('proc') IS NOT NULL AS has_cuebot_tables,
            EXISTS (SELECT FROM col WHERE name = 'show.b_scheduler_managed') AS has_scheduler_managed,
            EXISTS (SELECT FROM col WHERE name = 'layer.ts_start_after') AS has_start_after,
-           EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue
+           EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue,
+           to_regclass('limit_host') IS NOT NULL AS has_limit_holders
     """
 )
+# The program that made OpenCue's tables; our first migration makes this table.
+_ORIGIN = text("SELECT origin FROM opencue_sched_origin")
 # Whether the server is a standby, and whether it lets this session write.
 _WRITES = text("SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') = 'on' AS read_only")
 # Our triggers on proc that are not switched off.
@@ -127,6 +130,8 @@ class SchemaFacts:
     """Whether layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Whether frame history is queued, so that some process must call frame_history_drain() (after V49)."""
+    has_limit_holders: bool
+    """Whether what licence servers report of a limit's holders is kept (V49)."""
     backlog_is_named: bool
     """Whether our triggers name every show, job and layer whose waiting work changes: all are there, and enabled."""
     set_based_frames: bool
@@ -177,9 +182,11 @@ def triggers_of_proc(connection: Connection) -> frozenset[str]:
 
 def absent_backlog_triggers(connection: Connection) -> list[str]:
     """Triggers that name what changes in the backlog, missing or disabled: ``opencue_sched_backlog on layer``."""
-    wanted = [*_BACKLOG_TRIGGERS]
-    if connection.execute(_FACTS).one().has_start_after:
-        wanted.append(_START_TIMES_TRIGGER)
+    return _absent_triggers(connection, has_start_after=knows_start_after(connection))
+
+
+def _absent_triggers(connection: Connection, *, has_start_after: bool) -> list[str]:
+    wanted = [*_BACKLOG_TRIGGERS, *([_START_TIMES_TRIGGER] if has_start_after else [])]
     tables, triggers = zip(*wanted, strict=True)
     return list(connection.execute(_ABSENT, {"tables": list(tables), "triggers": list(triggers)}).scalars())
 
@@ -188,7 +195,7 @@ def read_origin(connection: Connection) -> Origin:
     """The program that made the tables, as our first migration recorded it; Cuebot where that never ran."""
     if not connection.scalar(text("SELECT to_regclass('opencue_sched_origin') IS NOT NULL")):
         return "cuebot"
-    return cast(Origin, connection.scalar(text("SELECT origin FROM opencue_sched_origin")))
+    return cast(Origin, connection.scalar(_ORIGIN))
 
 
 def refuse_too_old(connection: Connection) -> Row[Any]:
@@ -274,11 +281,12 @@ def check_schema(connection: Connection) -> SchemaFacts:
             f"{REVISION}: run `opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
         )
     return SchemaFacts(
-        origin=read_origin(connection),
+        origin=cast(Origin, connection.scalar(_ORIGIN)),
         revision=revision,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
-        backlog_is_named=not absent_backlog_triggers(connection),
+        has_limit_holders=facts.has_limit_holders,
+        backlog_is_named=not _absent_triggers(connection, has_start_after=facts.has_start_after),
         set_based_frames=read_frames_way(connection).on,
     )
 

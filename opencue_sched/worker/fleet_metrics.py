@@ -209,7 +209,7 @@ def _samples(
     yield from caps
 
 
-def _caps(connection: Connection, settle_window_seconds: float) -> Iterator[Sample]:
+def _caps(connection: Connection, settle_window_seconds: float, facts: SchemaFacts) -> Iterator[Sample]:
     """What is used under caps, and the caps, the fullest first."""
     caps: list[tuple[str, tuple[str, ...], float, float]] = []
     for folder in list_folders(connection, capped=True):
@@ -218,7 +218,7 @@ def _caps(connection: Connection, settle_window_seconds: float) -> Iterator[Samp
             caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))
             caps.append(("folder_gpus", path, folder.used_gpus, folder.max_gpus))
     caps = [cap for cap in caps if cap[-1] > 0]  # a folder's cap of 0 or less is none
-    limits = fetch_limits(connection, settle_window_seconds).values()
+    limits = fetch_limits(connection, settle_window_seconds, holders_kept=facts.has_limit_holders).values()
     for limit in limits:
         caps.append(("limit_frames", (limit.name,), limit.running, limit.max_value))
 
@@ -300,7 +300,7 @@ class FleetCensus:
             draining = holds(connection, facility)
             breaking = breaking_hosts(connection, settings.queue.uncounted_exit_statuses)
             shows = show_uses(connection, facility)
-            caps = list(_caps(connection, settings.accounting.limit_settle_window_seconds))
+            caps = list(_caps(connection, settings.accounting.limit_settle_window_seconds, facts))
             # A Cuebot has mails: there are no events.
             events = None if facts.origin == "cuebot" else undelivered(connection)
         report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)

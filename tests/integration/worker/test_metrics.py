@@ -867,7 +867,7 @@ def test_where_nothing_waits_the_census_reads_no_clusters(census: FleetCensus, e
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": job.id})
     with counted_statements(Engine) as idle:
         census.look_at_farm()
-    assert (len(busy), len(idle)) == (14, 12)
+    assert (len(busy), len(idle)) == (12, 10)
     # and every figure is there all the same
     assert sample("scheduler_waiting_frames_distinct") == 0
     assert series("scheduler_farm_hosts")
