@@ -284,6 +284,7 @@ class VerdictNotes:
         of these failed is written at once."""
         at = self._clock()
         with self._lock:
+            had_none = not (self._notes or self._shortages)
             for cluster_key, verdicts in clusters.items():
                 for verdict in verdicts:
                     key = verdict.layer_id, cluster_key
@@ -300,6 +301,8 @@ class VerdictNotes:
                     self._changed_shortages[place] = None
                 else:
                     self._shortages_seen_again.add(place)
+        if had_none:
+            self.writing.wake()
         self._log.record_commits(commits)
 
     def write(self) -> None:
@@ -348,9 +351,10 @@ class VerdictNotes:
             del self._shortages[place]
             self._changed_shortages.pop(place, None)
 
-    def _round(self) -> float:
+    def _round(self) -> float | None:
         self.write()
-        return _WRITE_SECONDS
+        with self._lock:
+            return _WRITE_SECONDS if self._notes or self._shortages else None
 
 
 def _shortages_text(recorded: RecordedShortages) -> str:
