@@ -36,6 +36,7 @@ from opencue_sched.signals import StopOrder
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetCensus
+from opencue_sched.worker.messenger import EVENTS_TASK
 from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
 from opencue_sched.worker.probes import PULSE
 
@@ -132,9 +133,14 @@ class LeaderScheduler(Scheduler):
     def _lead(self, gate: LeaderGate) -> float:
         """Fire what is due; returns seconds until the next look."""
         now, last_ticks, self._ahead = gate.redis_time(), gate.last_ticks, 0.0
-        waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in list(self.schedule.items())]
+        wanted = [(name, entry) for name, entry in list(self.schedule.items()) if self._is_wanted(entry)]
+        waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in wanted]
         fleet_metrics.ticks_ahead.set(self._ahead)
         return max(0.01, min([*waits, POLL_SECONDS]))
+
+    def _is_wanted(self, entry: ScheduleEntry) -> bool:
+        """Whether a task may have anything to do: that of events has not while none is written."""
+        return entry.task != EVENTS_TASK or self.census is None or self.census.events_are_written
 
     def _stand_by(self, gate: LeaderGate) -> float:
         """Fire nothing; returns seconds until the next look."""

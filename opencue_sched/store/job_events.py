@@ -117,14 +117,15 @@ _DROP = text(
     RETURNING id, event, last_error
     """  # noqa: S608 - only our own constant
 )
-# How many events are not delivered, and since when. An event that was not tried for a minute is one that no process
-# sends.
+# How many events are not delivered, and since when, and whether there ever was a receiver. An event that was not tried
+# for a minute is one that no process sends.
 _UNDELIVERED = text(
     """
     SELECT count(*) FILTER (WHERE tries = 0) AS untried, count(*) FILTER (WHERE last_error IS NOT NULL) AS refused,
            CAST(extract(epoch FROM clock_timestamp() - min(made_at)) AS float8) AS oldest_seconds,
            (SELECT last_error FROM opencue_sched_job_event WHERE last_error IS NOT NULL
-             ORDER BY due_at DESC LIMIT 1) AS last_error
+             ORDER BY due_at DESC LIMIT 1) AS last_error,
+           EXISTS (SELECT FROM opencue_sched_receiver) AS received
       FROM opencue_sched_job_event
      WHERE last_error IS NOT NULL OR made_at < clock_timestamp() - CAST(:after AS float8) * interval '1 second'
     """
@@ -192,5 +193,6 @@ def drop_old(
 
 def undelivered(connection: Connection, after: float = 60.0) -> Row[Any]:
     """How many events were ``refused``, and how many are ``untried`` for ``after`` seconds or more; the age of the
-    oldest of all these (``oldest_seconds``), and the ``last_error``."""
+    oldest of all these (``oldest_seconds``), and the ``last_error``. ``received``: whether there ever was a receiver;
+    before that, no event is written."""
     return connection.execute(_UNDELIVERED, {"after": after}).one()

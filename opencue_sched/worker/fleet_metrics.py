@@ -255,6 +255,9 @@ class FleetCensus:
         self._facts_until = -math.inf
         self._verdicts = VerdictLog(self._client, self._namespace)
         self._postings = cluster_postings(self._client, settings)
+        self.events_are_written = True
+        """Whether events of jobs may be written or wait: False where no worker ever had a receiver, and beside a
+        Cuebot. Written by the census' thread, read by that of the beat."""
         self.thread = PeriodicThread(
             "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS
         )
@@ -303,6 +306,7 @@ class FleetCensus:
             caps = list(_caps(connection, settings.accounting.limit_settle_window_seconds, facts))
             # A Cuebot has mails: there are no events.
             events = None if facts.origin == "cuebot" else undelivered(connection)
+        self.events_are_written = events is not None and events.received
         report_age = min((group.report_age for group in groups if group.report_age is not None), default=math.nan)
         samples: list[Sample] = [
             ("host_report_age_seconds", (), report_age),

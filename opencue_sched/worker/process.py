@@ -55,7 +55,7 @@ from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import full_names
-from opencue_sched.store.job_events import EVENTS_CHANNEL
+from opencue_sched.store.job_events import EVENTS_CHANNEL, note_receiver
 from opencue_sched.store.lost_runs import UpkeepScope
 from opencue_sched.store.pending import WaitingTag
 from opencue_sched.store.schema import SchemaFacts, check_schema
@@ -309,8 +309,11 @@ class Process:
 
     def wake_events(self) -> None:
         """Have events of jobs, which were just written, sent at once, where there is a receiver."""
-        if receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot:
+        if self._has_receiver():
             self.event_wakes.wake()
+
+    def _has_receiver(self) -> bool:
+        return receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot
 
     def _reconnected(self) -> None:
         """Have what the listener missed read by the counters' thread, once the listener hears again: it goes on
@@ -371,6 +374,10 @@ class Process:
         self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
+        if self._has_receiver():
+            # From now on events are written, and beat has them looked for.
+            with self.engine.begin() as connection:
+                note_receiver(connection, self.settings.scheduler.facility)
         self.listen()
         self.due.start()
         log.info("worker_started", worker=node, instance=self.settings.instance)

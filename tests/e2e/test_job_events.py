@@ -9,7 +9,6 @@ from sqlalchemy import Engine
 
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
-from opencue_sched.store import job_events
 from tests.e2e.fleets import SHORT_TIMES
 from tests.kit.brief_fleet import brief_fleet, open_counters
 from tests.kit.event_receiver import EventReceiver, event_receiver
@@ -33,8 +32,6 @@ def test_an_event_is_sent_at_once_where_no_beat_asks_for_it(
         procs = farm.run([job.frames[0] for job in jobs], host)
     running = [Running(job, host, job.frames, (proc,)) for job, proc in zip(jobs, procs, strict=True)]
     view.run_sql("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
-    with engine.begin() as connection:
-        job_events.note_receiver(connection, None)
     open_counters(redis_client)
     with event_receiver() as receiver:
         environment = {

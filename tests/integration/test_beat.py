@@ -8,10 +8,15 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery
 from pydantic import SecretStr
+from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LOG_AGAIN_SECONDS, POLL_SECONDS, LeaderScheduler, make_gate
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.job_events import note_receiver
+from opencue_sched.worker.fleet_metrics import FleetCensus
+from opencue_sched.worker.messenger import EVENTS_TASK
 from tests.conftest import RedisServer
 from tests.kit.environment import stores_of
 from tests.kit.frozen_clock import Clock
@@ -53,3 +58,33 @@ def test_a_beat_that_gets_no_answer_says_so_once_a_minute_of_each_store_and_goes
         "OPENCUE_SCHED_REDIS_URL",
         "OPENCUE_SCHED_REDIS_URL",
     ]
+
+
+def test_events_of_jobs_are_looked_for_only_once_a_worker_had_a_receiver(settings: Settings, engine: Engine) -> None:
+    # given a leading beat, where there is no Cuebot and no worker ever had a receiver
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'opencue-sched'"))
+    app = Celery("beat", broker="memory://", set_as_current=False)
+    app.conf.beat_schedule = {"other": {"task": "other", "schedule": 86400.0}}
+    app.conf.beat_schedule |= {"send-events": {"task": EVENTS_TASK, "schedule": 86400.0}}
+    beat = LeaderScheduler(app=app)
+    beat.gate = make_gate(settings)
+    beat.census = FleetCensus(settings, lambda: True)
+
+    def fired() -> set[str]:
+        """The tasks of which a tick was fired, after another look at the fleet."""
+        assert beat.census is not None
+        assert beat.gate is not None
+        beat.census.look_at_farm()
+        beat.tick()
+        return {series.partition("@")[0] for series in PersistentFences(engine).leader(beat.gate.keys.name).ticks}
+
+    with stores_of(settings):
+        # then the tick of the other task alone is fired
+        assert fired() == {"other"}
+        # and when a worker starts with a receiver, that of events is, too
+        with engine.begin() as connection:
+            note_receiver(connection, None)
+        assert fired() == {"other", "send-events"}
+        beat.close()
+    app.close()
