@@ -215,14 +215,15 @@ QUEUE_AGE_SECONDS = 5.0
 
 class AgedOrder:
     """The order in which a worker asks its queues (``queue_order_strategy``): as declared - instance, group, type - but
-    a queue that has been passed over for QUEUE_AGE_SECONDS is asked first once.
+    a queue that has been passed over for ``age_seconds`` is asked first once.
 
     So the message at the end of any queue waits no longer than that for each message before it, however busy the more
     specific queues are. Kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which
     gave one. Used by the thread of the consumer alone.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, age_seconds: float = QUEUE_AGE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._age_seconds = age_seconds
         self._clock = clock
         self._asked: dict[str, float] = {}
         """When each queue was last asked first, or gave a message, by ``clock``; in the declared order."""
@@ -236,7 +237,7 @@ class AgedOrder:
         """The first ``n`` queues, in the order to ask them."""
         order, now = list(self._asked)[:n], self._clock()
         longest = min(order, key=self._asked.__getitem__, default="")
-        if order and now - self._asked[longest] >= QUEUE_AGE_SECONDS:
+        if order and now - self._asked[longest] >= self._age_seconds:
             order.remove(longest)
             order.insert(0, longest)
         self._asked.update(dict.fromkeys(order[:1], now))
