@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.store.arrays import texts
-from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared, row_of
+from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared, row_of, same_key
 
 HELD = """coalesce(sum(greatest(0, int_cores_reserved)), 0) AS cores,
                    coalesce(sum(greatest(0, int_mem_reserved)), 0) AS memory,
@@ -98,7 +98,6 @@ _DELETED = """
       AS deleted(host_id varchar, alloc_id varchar, show_id varchar, job_id varchar, layer_id varchar,
                  centicores bigint, memory_kb bigint, gpus bigint, gpu_memory_kb bigint)
 """
-# PostgreSQL takes a recordset for a hundred rows and reads the whole table for it; how long an array is, it knows.
 RESTORED_HOSTS = f"""
     UPDATE host
        SET int_cores_idle = greatest(0, least(int_cores - held.cores, int_cores_idle + back.cores)),
@@ -110,7 +109,7 @@ RESTORED_HOSTS = f"""
               FROM {_DELETED} GROUP BY 1) back
       CROSS JOIN LATERAL (
             SELECT {HELD} FROM proc WHERE proc.pk_host = back.host_id) held
-     WHERE host.pk_host = back.host_id AND host.pk_host = ANY(CAST(:hosts AS varchar[]))
+     WHERE {same_key("host.pk_host", "back.host_id")}
 """  # noqa: S608
 """What `restore_hosts` does; its parameters are those of `restored`."""
 _RESTORE_HOSTS = text(RESTORED_HOSTS)
@@ -195,7 +194,7 @@ def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
 
 def restored(procs: Sequence[DeletedProc]) -> dict[str, str]:
     """The parameters of RESTORED_HOSTS."""
-    return {"procs": _as_json(procs), "hosts": texts({proc.host_id for proc in procs})}
+    return {"procs": _as_json(procs)}
 
 
 def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:

@@ -18,7 +18,7 @@ from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.domain.units import INT_MAX
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.booking import COUNTERS_OF_JOBS, COUNTERS_OF_LAYERS, lock_stats
-from opencue_sched.store.lookups import prepared, same_key
+from opencue_sched.store.lookups import prepared, row_of, same_key
 from opencue_sched.store.procs import (
     LOCKED_HOSTS,
     LOCKED_SHOWS,
@@ -116,30 +116,36 @@ _USAGE = f"""
       FROM sums WHERE {same_key("job_mem.pk_job", "sums.job")} AND (job_mem.int_max_rss < sums.rss) IS TRUE
 """  # noqa: S608
 # Adds the runs that succeeded and failed to the figures of their shows. Every run that ends in a show locks that one
-# row, in order where there are several.
-_SHOWS = """
-    WITH ended AS (
-        SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
-          FROM json_to_recordset(CAST(:ended AS json)) AS row(show varchar, success boolean) GROUP BY show),
-    locked AS (
-        SELECT target.pk_show, ended.ok, ended.bad FROM show_stats target JOIN ended ON ended.show = target.pk_show
-         ORDER BY target.pk_show FOR NO KEY UPDATE OF target)
+# row, in order where there are several: a loop over what is sorted looks them up and locks them one by one.
+_SHOWS = f"""
+    WITH locked AS (
+        SELECT ended.*
+          FROM (SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
+                  FROM json_to_recordset(CAST(:ended AS json)) AS row(show varchar, success boolean)
+                 GROUP BY show ORDER BY show) ended
+         CROSS JOIN LATERAL (SELECT FROM show_stats WHERE pk_show = ended.show FOR NO KEY UPDATE) target)
     UPDATE show_stats SET int_frame_success_count = int_frame_success_count + locked.ok,
                           int_frame_fail_count = int_frame_fail_count + locked.bad
-      FROM locked WHERE show_stats.pk_show = locked.pk_show
-"""
-# Lowers what layers ask for to the most memory that their frames used, and a margin.
-_LOWERED_MEMORY = """
+      FROM locked WHERE {same_key("show_stats.pk_show", "locked.show")}
+"""  # noqa: S608 - only our own constants
+# Lowers what layers ask for to the most memory that their frames used, and a margin. Layers that ask for more are
+# locked in the order of every transaction, as in _SHOWS, and each is judged by its row as the lock found it. Others,
+# which are most of them, are neither waited for nor written. Memory is compared as peaks are in _USAGE.
+_LOWERED_MEMORY = f"""
     WITH locked AS (
-        SELECT layer.pk_layer, greatest(CAST(wanted.rss AS bigint), layer_mem.int_max_rss) AS rss
-          FROM json_to_recordset(CAST(:peaks AS json)) AS wanted(layer varchar, rss bigint)
-          JOIN layer ON layer.pk_layer = wanted.layer JOIN layer_mem ON layer_mem.pk_layer = layer.pk_layer
-         WHERE layer.b_optimize
-         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
-    aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
-    UPDATE layer SET int_mem_min = aim.memory
-      FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
-"""
+        SELECT layer.*
+          FROM (SELECT * FROM json_to_recordset(CAST(:peaks AS json)) AS row(layer varchar, rss bigint)
+                 ORDER BY layer) peak
+          JOIN {row_of("layer_mem", "layer_mem", "pk_layer = peak.layer")} ON true
+         CROSS JOIN LATERAL (SELECT greatest(peak.rss, layer_mem.int_max_rss) AS rss) used
+         CROSS JOIN LATERAL (
+               SELECT pk_layer, used.rss + :margin AS memory FROM layer
+                WHERE pk_layer = peak.layer AND b_optimize AND used.rss > 0
+                  AND (int_mem_min > used.rss + :margin) IS TRUE
+                  FOR NO KEY UPDATE) layer)
+    UPDATE layer SET int_mem_min = locked.memory
+      FROM locked WHERE {same_key("layer.pk_layer", "locked.pk_layer")}
+"""  # noqa: S608 - only our own constants
 # After procs ended: give their hosts back what they held, record usage, lower the memory of layers, count for shows.
 _RECORD_RUNS = prepared(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
 # Set the state of those of these frames that are in one of the expected states.

@@ -9,22 +9,24 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.clients.postgres import make_engine
 from opencue_sched.domain.states import FrameState
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store import release
-from opencue_sched.store.procs import lock_and_read_runs
+from opencue_sched.store.procs import delete_procs, lock_and_read_runs
 from tests.kit.statements import assert_reads_grow_with_what_is_named
 
 
 def end(connection: Connection, named: Sequence[tuple[str, str]]) -> None:
-    """What ends runs (proc id, frame id) that succeeded, and writes what they used."""
+    """What ends runs (proc id, frame id) that succeeded with less memory than they had, and writes what they used."""
     runs = lock_and_read_runs(connection, named)
     stops = [release.FrameStop(run.frame_id, run.version, FrameState.SUCCEEDED, 0, 100_000) for run in runs]
     shows, hosts = ({getattr(run, name) for run in runs} for name in ("proc_show_id", "host_id"))
     counters = release.counters_of(runs)
     stopped = release.lock_and_stop_frames(connection, stops, shows=shows, hosts=hosts, counters=counters)
+    deleted = delete_procs(connection, [run.proc_id for run in runs])
     show_of = {run.frame_id: run.show_id for run in runs}
-    release.record_runs(connection, [], [(frame, show_of[frame.id]) for frame in stopped], {})
+    peaks_kb = {run.layer_id: 100_000 for run in runs}
+    release.record_runs(connection, deleted, [(frame, show_of[frame.id]) for frame in stopped], peaks_kb)
 
 
 def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, settings: Settings) -> None:
@@ -34,12 +36,15 @@ def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, 
     with engine.connect() as early, make_engine(settings).connect() as late:
         end(early, [("gone", "gone")])
         early.rollback()
-        # When much runs all at once
+        # When much runs all at once: a hundred jobs, each in a show and on a host of its own
         with engine.begin() as connection:
             farm = Farm(connection)
-            host = farm.host(cores=512, memory_gb=1024)
-            jobs = farm.jobs([JobSpec([LayerSpec(frames=4)] * 5) for _ in range(20)])
-            frames = [frame for job in jobs for layer in job.layers for frame in layer.frames]
-            runs = list(zip(farm.run(frames, host), frames, strict=True))
+            hosts = farm.hosts([HostSpec()] * 100)
+            jobs = farm.jobs([JobSpec([LayerSpec(frames=2)] * 2, show=farm.show()) for _ in hosts])
+            runs = [
+                run
+                for job, host in zip(jobs, hosts, strict=True)
+                for run in zip(farm.run(job.frames, host), job.frames, strict=True)
+            ]
         # Then that connection reads no more than one that plans now, and no more than grows with how many there are
         assert_reads_grow_with_what_is_named(early, late, end, runs)
