@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.store.arrays import texts
 from opencue_sched.store.comments import add_comment, drop_comments
-from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared
+from opencue_sched.store.lookups import AS_WRITTEN, BY_KEYS, prepared, row_of, same_key
 from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
@@ -28,7 +28,7 @@ _REPORTED = (
     "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
 )
 # What a report is compared with: the host, its locked cores, whether anything runs on it, whether it has our comment.
-_HOST = """
+_HOST = f"""
     SELECT found.place, host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state,
            host_stat.str_state AS state, host.str_lock_source AS lock_source,
            coalesce((SELECT locked.centicores FROM opencue_sched_locked_cores locked
@@ -39,10 +39,13 @@ _HOST = """
                       AND str_subject = :subject) AS marked,
            int_procs AS procs, int_cores AS centicores, int_mem AS memory_kb, int_gpus AS gpus,
            int_gpu_mem AS gpu_memory_kb, b_nimby AS nimby
-      FROM found JOIN host ON host.pk_host = found.pk_host JOIN host_stat ON host_stat.pk_host = host.pk_host
-      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
-"""
-# The hosts that report under names: by full name, else by name.
+      FROM found
+      JOIN {row_of("host", "host", "pk_host = found.pk_host")} ON true
+      JOIN {row_of("host_stat", "host_stat", "pk_host = host.pk_host")} ON true
+      JOIN {row_of("alloc", "alloc", "pk_alloc = host.pk_alloc")} ON true
+"""  # noqa: S608 - only our own constants
+# The hosts that report under names: by full name, else by name. Whether there is a full name is asked so that no index
+# serves, by which PostgreSQL would find all hosts that have none.
 _FIND_HOSTS = prepared(
     f"""
     {BY_KEYS}
@@ -51,7 +54,7 @@ _FIND_HOSTS = prepared(
          CROSS JOIN LATERAL (
                SELECT pk_host FROM host
                 WHERE str_fqdn = reported.name OR str_name = reported.name
-                   OR (str_name = reported.short AND str_fqdn IS NULL)
+                   OR (str_name = reported.short AND (str_fqdn IS NULL) IS TRUE)
                 ORDER BY (str_fqdn = reported.name) DESC NULLS LAST LIMIT 1) named)
     {_HOST}
     """  # noqa: S608 - only our own constants
@@ -115,14 +118,14 @@ _UPDATE_HOST_STATS = prepared(
                  AS status(host varchar, total_mem bigint, free_mem bigint, total_swap bigint, free_swap bigint,
                            total_mcp bigint, free_mcp bigint, total_gpu_mem bigint, free_gpu_mem bigint, load bigint,
                            boot_time bigint, os varchar)
-          JOIN host_stat ON host_stat.pk_host = status.host
-         ORDER BY status.host FOR NO KEY UPDATE OF host_stat SKIP LOCKED)
+         CROSS JOIN LATERAL (
+               SELECT FROM host_stat WHERE pk_host = status.host FOR NO KEY UPDATE SKIP LOCKED) locked)
     UPDATE host_stat
        SET int_mem_total = total_mem, int_mem_free = free_mem, int_swap_total = total_swap,
            int_swap_free = free_swap, int_mcp_total = total_mcp, int_mcp_free = free_mcp,
            int_gpu_mem_total = total_gpu_mem, int_gpu_mem_free = free_gpu_mem, int_load = load,
            ts_booted = to_timestamp(boot_time), ts_ping = current_timestamp, str_os = os
-      FROM status WHERE host_stat.pk_host = status.host
+      FROM status WHERE {same_key("host_stat.pk_host", "status.host")}
     RETURNING host_stat.pk_host
     """  # noqa: S608 - only our own constants
 )
