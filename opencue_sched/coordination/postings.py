@@ -1,8 +1,9 @@
 """Cluster postings: which clusters should be dispatched, who works on each, and when a message for it is due.
 
-Each cluster has one posting on the board. Messages are only hints; the posting decides. Enqueueing a cluster twice is
-harmless, a claim expires with its owner, and a wake-up during a claim is never lost. Every message has a ticket; a
-message that a claim has answered since it was sent is stale, so copies of a message change nothing.
+Each cluster has one posting on the board for each shard; the board and its scripts call a posting a job. Messages are
+only hints; the posting decides. Enqueueing a cluster twice is harmless, a claim expires with its owner, and a wake-up
+during a claim is never lost. Every message has a ticket. A claim answers all messages that were sent for its posting
+before; a message that was answered is stale, so copies of a message change nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ import structlog
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence, chunks
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, life_ms, resend_ms
+from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, Update, life_ms, resend_ms
 from opencue_sched.coordination.keys import BoardKeys, cluster_board
-from opencue_sched.domain.clusters import Cluster, ClusterKind, as_in_this_release
+from opencue_sched.domain.clusters import Cluster, ClusterKind, as_in_this_release, without_shard
 from opencue_sched.domain.shards import Division, shards
 from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 ENQUEUED_PER_CALL = 50
-"""How many clusters one call of a script posts."""
+"""How many clusters one call of a script posts at most: Redis serves nobody else while a script runs."""
 CLAIMED_TOGETHER = 200
 """How many postings one claim takes along at most: so many take Redis about two milliseconds."""
+_CLAIM_RAN_OUT = 1
+"""What lua/board_due.lua answers, in place of the time of an unanswered message, for a posting whose claim ran out."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """The kinds of failures of passes: the store that the error came from, or the program itself."""
 
@@ -57,10 +60,14 @@ class Claim:
     """The right to work on a posting until it expires."""
 
     uuid: str
+    """The uuid of the posting."""
     owner: str
+    """The instance that has the claim."""
     fence: int
+    """A number that grows with each claim on the posting: what names an older one is refused."""
     wake: int
-    """How many wake-ups the posting had had when the claim began: a later one makes it ready again at the end."""
+    """How many wake-ups the posting had had when the claim began. After a later wake-up the posting is ready again as
+    soon as the claim ends."""
     cluster: Cluster
     token: str
     """Tells this claim from one of the same owner and fence, which a Redis that lost something may give out."""
@@ -72,11 +79,13 @@ class Claim:
 
 
 class ClaimEnd(NamedTuple):
-    """How a claim ends: see lua/board_end.lua."""
+    """How a claim ends."""
 
     claim: Claim
     how: End
+    """What becomes of the posting: lua/board_end.lua says what each word means."""
     delay_seconds: float = 0.0
+    """How long the posting sleeps or cools down, where ``how`` has it do so."""
     reason: str = ""
     """Why the work failed: the kind (FAILURE_KINDS), a colon and one line."""
     error: str = ""
@@ -98,8 +107,8 @@ class SkippedCluster:
     reason: str
     """One line for people."""
     until: float | None = None
-    """The end of the cooldown, before which nothing wakes the cluster: over while a pass tries it again. None for a
-    cluster in the trash."""
+    """The end of the cooldown, before which nothing wakes the cluster. It lies in the past while a pass tries the
+    cluster again. None for a cluster in the trash."""
     failures: int = 0
     """How many passes over the cluster have failed in a row; 0 for a cluster in the trash."""
     kind: str = ""
@@ -111,28 +120,42 @@ class ClaimRefused:
     """A posting was not claimed."""
 
     reason: str
-    """``gone``, ``held``, ``not_yet``, ``trashed``, ``stale``, ``unreadable``, or ``no_database``: PostgreSQL does not
-    answer, and a pass of this worker hangs there."""
+    """Why not:
+
+    - ``gone``: there is no such posting any more.
+    - ``held``: it is claimed.
+    - ``not_yet``: it sleeps or cools down.
+    - ``trashed``: it is in the trash.
+    - ``stale``: the message that led to it was answered before.
+    - ``unreadable``: its payload cannot be read, and it was taken down.
+    - ``no_database``: PostgreSQL does not answer, and a pass of this worker hangs there.
+    """
     owner: str = ""
-    """The owner of the claim, where the reason is ``held``."""
+    """The owner of the claim there is, where the reason is ``held``."""
 
 
 def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
     """The postings for which to send a message. ``due``: all that are due, in the order of their tickets.
 
     One message for each shard is enough, because the claim that answers it takes the shard's other postings along
-    (claim_with). It is sent for the last posting: a claim made meanwhile has all postings before. With more than
-    CLAIMED_TOGETHER postings, one of each so many gets a message, counted from the last. A posting that no claim takes
-    along is due again after RESEND_SECONDS.
+    (claim_with). It is sent for the last posting: a claim made meanwhile has all postings before. Of more postings than
+    CLAIMED_TOGETHER, one in CLAIMED_TOGETHER gets a message, counted from the last. A posting that no claim takes along
+    is due again after RESEND_SECONDS.
     """
-    by_shard: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
+    # Messages that are sent again go to another queue than first ones (routing.py), so each kind is enough by itself.
+    alike: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
     for posting in due:
-        by_shard[posting.cluster.shard, posting.again].append(posting)
-    return [posting for same_shard in by_shard.values() for posting in same_shard[::-1][::CLAIMED_TOGETHER]]
+        alike[posting.cluster.shard, posting.again].append(posting)
+    chosen = []
+    for postings in alike.values():
+        last_first = postings[::-1]
+        chosen += last_first[::CLAIMED_TOGETHER]
+    return chosen
 
 
 def encode_cluster(cluster: Cluster) -> str:
-    """A cluster as the payload of its posting, version 1. Only a shard's has the field ``shard``."""
+    """A cluster as the payload of its posting, version 1. The field ``shard`` is left out for a cluster without a
+    shard."""
     fields = {
         "v": 1,
         "facility": cluster.facility_id,
@@ -145,7 +168,7 @@ def encode_cluster(cluster: Cluster) -> str:
 
 
 def decode_cluster(text: str) -> Cluster | None:
-    """The reverse of encode_cluster; None for a payload that is not one, or of another version."""
+    """The cluster of a posting's payload; None for a payload of another version, or one that cannot be read."""
     try:
         data = json.loads(text)
         kind, tags, shard = ClusterKind(data["kind"]), tuple(data["tags"]), str(data.get("shard", ""))
@@ -159,7 +182,8 @@ class ClusterPostings(BoardScripts):
     """The board of clusters in one namespace (one per facility scope).
 
     ``division`` says how the hosts are divided now. A posting of a shard that there is not any more is taken down when
-    its claim ends, however it ends: its cluster has postings for the shards there are.
+    its claim ends, however it ends: its cluster has postings for the shards there are. Without ``division`` no posting
+    is taken down for that. Calls raise RedisError when Redis cannot be asked.
     """
 
     def __init__(self, client: redis.Redis, keys: BoardKeys, *, division: Callable[[], Division] | None = None) -> None:
@@ -179,7 +203,8 @@ class ClusterPostings(BoardScripts):
             args: list[str | int | float] = [resend_ms()]
             for cluster in chunk:
                 woken = wake if isinstance(wake, bool) else cluster in wake
-                # All alike: strict priority is among jobs, within a pass, and no rule puts one show before another.
+                # All postings have the same: priority counts among OpenCue's jobs, within a pass, and no rule puts one
+                # show before another.
                 args += [cluster.key, encode_cluster(cluster), JobPriority.NORMAL.rank, int(woken)]
             calls.append(args)
         answers = [posting for page in self.call_each("board_enqueue", calls, fence=fence) for posting in page]
@@ -189,29 +214,33 @@ class ClusterPostings(BoardScripts):
         ]
 
     def withdraw(self, uuids: Sequence[str], *, fence: Fence | None = None) -> int:
-        """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip.
+        """Take postings down for good, except those that are claimed or in the trash; returns how many were taken down.
+        One round trip.
 
         Raises FencedOff, and takes none down, when a leader after that of ``fence`` was elected.
         """
-        answers = self.call_each("board_update", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
-        return sum(int(answer[0]) for answer in answers)
+        answers = self.call_each("board_update", [_update(uuid, "withdraw") for uuid in uuids], fence=fence)
+        return sum(int(done) for done, *_ in answers)
 
     def posted(self) -> dict[str, str]:
         """Cluster key -> posting uuid, of every posting."""
         return {str(name): str(uuid) for name, uuid in self.client.hgetall(self.keys.of("names")).items()}
 
     def find_all(self, cluster_key: str) -> list[str]:
-        """The postings of a cluster: the one with this key, or of a key without a shard those of all shards; then those
-        that another release made of it, whose key may be another."""
-        shards_of = f"{cluster_key}@"
+        """The uuids of a cluster's postings. A key with a shard names the posting for that shard, a key without a shard
+        those for all shards.
+
+        Postings of the same cluster that another release made under another key come last.
+        """
+
+        def is_named(key: str) -> bool:
+            return key == cluster_key or key.startswith(f"{cluster_key}@")
+
         found = self._present_keys()
-        meant = {
-            present
-            for posted, present in found.values()
-            if any(key == cluster_key or key.startswith(shards_of) for key in (posted, present))
-        }
-        uuids = [uuid for uuid, (_, present) in found.items() if present in meant]
-        return sorted(uuids, key=lambda uuid: not found[uuid][0].startswith(cluster_key))
+        present_keys = {present for posted, present in found.values() if is_named(posted) or is_named(present)}
+        uuids = [uuid for uuid, (_, present) in found.items() if present in present_keys]
+        named = [uuid for uuid in uuids if is_named(found[uuid][0])]
+        return named + [uuid for uuid in uuids if uuid not in named]
 
     def _present_keys(self) -> dict[str, tuple[str, str]]:
         """Posting uuid -> the key it was posted under, and the key that its cluster has in this release."""
@@ -232,14 +261,15 @@ class ClusterPostings(BoardScripts):
         trashed: dict[str, dict[str, str]] = {}
         for listing in self.listings("trash"):
             key = _present_key(listing.fields.get("name", ""), listing.fields.get("details"))
-            trashed.setdefault(key.partition("@")[0], listing.fields)
+            trashed.setdefault(without_shard(key), listing.fields)
         if not trashed:
             return
-        self.enqueue([cluster for cluster in clusters if cluster.key.partition("@")[0] in trashed], fence=fence)
-        calls: list[tuple[str | int, ...]] = []
+        self.enqueue([cluster for cluster in clusters if without_shard(cluster.key) in trashed], fence=fence)
+        calls = []
         for uuid, (_, key) in self._present_keys().items():
-            if fields := trashed.get(key.partition("@")[0]):
-                calls.append((uuid, "trash", fields.get("error", ""), 1, "", fields.get("modified", "")))
+            if fields := trashed.get(without_shard(key)):
+                error, since_ms = fields.get("error", ""), fields.get("modified", "")
+                calls.append(_update(uuid, "trash", error, force=True, since_ms=since_ms))
         self.call_each("board_update", calls, fence=fence)
 
     def skipped(self) -> list[SkippedCluster]:
@@ -252,24 +282,30 @@ class ClusterPostings(BoardScripts):
             answers: Any = pipe.execute()
         rows = ({name: value or "" for name, value in zip(names, values, strict=True)} for values in answers)
         found = [_skipped(fields) for fields in rows if fields["state"] == "trash" or int(fields["failures"] or 0) > 0]
-        return sorted(found, key=lambda cluster: (cluster.until is None, -(cluster.until or 0.0), cluster.since))
+        trashed = [cluster for cluster in found if cluster.until is None]
+        cooled_down = [cluster for cluster in found if cluster.until is not None]
+        cooled_down.sort(key=lambda cluster: (-(cluster.until or 0.0), cluster.since))
+        return cooled_down + sorted(trashed, key=lambda cluster: cluster.since)
 
     def failures(self, claim: Claim) -> int:
         """How many passes over the claimed cluster have failed in a row before this one."""
         return int(self.client.hget(self.keys.job(claim.uuid), "failures") or 0)
 
     def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | ClaimRefused:
-        """Claim a posting; the answer says why not when it was refused. A posting whose payload cannot be read is taken
-        down: the next sweep that finds work in its cluster posts it anew."""
+        """Claim a posting for ``owner``; the answer says why not when the claim was refused.
+
+        ``ticket`` is that of the message that leads here; without a message no claim is refused as stale. A posting
+        whose payload cannot be read is taken down: the next sweep that finds work in its cluster posts it anew.
+        """
         token = uuid4().hex
         answer = self.claim_job(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
             return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
-        _, _, fence, wake, _, details = answer
+        _claimed, _uuid, fence, wake, _name, details = answer
         return self._claim_of(uuid, owner, fence, wake, details, token) or ClaimRefused("unreadable")
 
     def _claim_of(self, uuid: str, owner: str, fence: int, wake: int, details: str, token: str) -> Claim | None:
-        """The claim that a script has just made. A posting that cannot be read is taken down: then there is none."""
+        """The claim that a script has just made. None for a posting that cannot be read, which is taken down."""
         if cluster := decode_cluster(details):
             return Claim(uuid, owner, int(fence), int(wake), cluster, token)
         log.error("posting_unreadable", posting=uuid, details=details[:200])
@@ -277,20 +313,29 @@ class ClusterPostings(BoardScripts):
         return None
 
     def claim_with(self, claim: Claim, owner: str, *, ttl_seconds: float) -> list[Claim]:
-        """Claim the other postings of the claim's shard that are ready now, or sleep because they found no place; at
-        most CLAIMED_TOGETHER. One round trip.
+        """Claim, for the ``owner`` of a claim, the other postings of its shard: those that are ready now, and those
+        that sleep because a pass found no host for their frames; at most CLAIMED_TOGETHER. One round trip.
 
-        Each claim is as one of claim(): it has a fence of its own, and answers the message that was sent for it.
+        Each claim is as one of claim(): it has a fence of its own, and answers the messages for its posting.
         """
         token = uuid4().hex
-        of, how = (claim.uuid, claim.token, claim.cluster.shard), (owner, life_ms(ttl_seconds), token)
-        answer = self.call("board_claim_with", *of, *how, CLAIMED_TOGETHER, self.keys.call(token))
-        claims = (self._claim_of(uuid, owner, fence, wake, details, token) for uuid, fence, wake, details in answer)
+        answer = self.call(
+            "board_claim_with",
+            claim.uuid,
+            claim.token,
+            claim.cluster.shard,
+            owner,
+            life_ms(ttl_seconds),
+            token,
+            CLAIMED_TOGETHER,
+            self.keys.call(token),
+        )
+        claims = [self._claim_of(uuid, owner, fence, wake, details, token) for uuid, fence, wake, details in answer]
         return [claim for claim in claims if claim is not None]
 
     def take_due(self) -> tuple[list[Enqueued], float]:
-        """The postings for which a message is due, each with its ticket, and the seconds until the first claim ends
-        unless it is prolonged. One call of a script."""
+        """The postings for which a message is due, each with its ticket, and the seconds until the first claim runs out
+        unless it is renewed (infinity when there is no claim). One call of a script."""
         ends_ms, *answer = self.call("board_due", resend_ms())
         due = []
         for uuid, details, ticket, unanswered in answer:
@@ -299,18 +344,19 @@ class ClusterPostings(BoardScripts):
                 log.error("posting_unreadable", posting=uuid, details=details[:200])
                 continue
             due.append(Enqueued(cluster, str(uuid), int(ticket), again=unanswered > 0))
-            if unanswered == 1:  # its claim ran out
+            if unanswered == _CLAIM_RAN_OUT:
                 log.warning("claim_ran_out", posting=uuid, cluster=cluster.key)
         return due, ends_ms / 1000 if ends_ms >= 0 else math.inf
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
-        """Prolong claims; returns those that are still held. One round trip."""
+        """Renew claims, so that they live for ``ttl_seconds`` from now; returns those that are still held. One round
+        trip."""
         life = life_ms(ttl_seconds)
         answers = self.call_each("board_end", [(*claim.held, "extend", life) for claim in claims])
         return [claim for claim, (held, *_) in zip(claims, answers, strict=True) if held]
 
     def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
-        """end_many() of one claim."""
+        """End one claim, as end_many() does; returns the ticket of the message to send, or 0."""
         return self.end_many([ClaimEnd(claim, how, delay_seconds, reason, error)])[0]
 
     def end_many(self, endings: Sequence[ClaimEnd]) -> list[int]:
@@ -348,7 +394,19 @@ def _present_key(posted: str, details: str | None) -> str:
     return posted if cluster is None else as_in_this_release(cluster).key
 
 
+def _update(
+    uuid: str, how: Update, text: str = "", *, force: bool = False, since_ms: str = ""
+) -> tuple[str | int, ...]:
+    """The arguments of lua/board_update.lua for a posting.
+
+    No key for the answer is given, so Redis does not remember the answer: a call that is made again because its answer
+    was lost changes nothing more.
+    """
+    return uuid, how, text, int(force), "", since_ms
+
+
 def _skipped(fields: dict[str, str]) -> SkippedCluster:
+    """The cluster of a posting that is in the trash or has failed, from the fields of its hash (empty where unset)."""
     cluster = decode_cluster(fields["details"])
     if fields["state"] == "trash":
         why = fields["error"].strip().rpartition("\n")[2]
@@ -370,9 +428,16 @@ class _Renewed:
     """The times at which a claim was renewed and its work last did a step, by the boot clock."""
 
     renewed_at: float
-    """The time at which Redis last prolonged the claim."""
+    """The time before the call by which Redis last renewed the claim, or gave it."""
     stepped_at: float
     """The time at which the work under the claim last did a step."""
+
+
+_RENEWALS_IN_A_LIFE = 3
+"""How often a claim is renewed within its life: two renewals in a row may fail."""
+_TRUSTED_SHARE_OF_LIFE = 0.75
+"""The part of its life for which a claim counts as held after it was renewed. It is less than 1, so that this process
+has let go of the claim before another process can have it."""
 
 
 class ClaimRenewer(PeriodicThread):
@@ -386,7 +451,8 @@ class ClaimRenewer(PeriodicThread):
     """
 
     def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, patience_seconds: float = math.inf) -> None:
-        super().__init__("claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3)
+        self._pause_seconds = ttl_seconds / _RENEWALS_IN_A_LIFE
+        super().__init__("claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=self._pause_seconds)
         self._postings = postings
         self.ttl_seconds = ttl_seconds
         self._patience = patience_seconds
@@ -397,13 +463,14 @@ class ClaimRenewer(PeriodicThread):
         """Claims whose work hangs. Written under ``_lock``; ``hangs`` reads whether it is empty, without."""
 
     def keep(self, *claims: Claim, claimed_at: float) -> None:
-        """Start to renew claims; ``claimed_at`` is the clock before they were asked for."""
+        """Start to renew claims; ``claimed_at`` is the time of the boot clock before Redis was asked for them."""
         with self._lock:
             self._held |= {claim: _Renewed(claimed_at, boot_clock()) for claim in claims}
         self.start()
 
     def progress(self, *claims: Claim) -> None:
-        """Note that the work under the claims has done a step. A claim that was given up stays so."""
+        """Note that the work under the claims has done a step, so that it does not hang. A claim that was given up is
+        not renewed again."""
         with self._lock:
             self._given_up.difference_update(claims)
             for claim in self._held.keys() & claims:
@@ -428,11 +495,13 @@ class ClaimRenewer(PeriodicThread):
 
     def alive(self, *claims: Claim) -> bool:
         """Whether the claims are certainly still this process's."""
-        oldest = boot_clock() - self.ttl_seconds * 0.75
+        oldest = boot_clock() - self.ttl_seconds * _TRUSTED_SHARE_OF_LIFE
         found = [self._held.get(claim) for claim in claims]
         return all(renewed is not None and renewed.renewed_at > oldest for renewed in found)
 
     def _renew(self) -> float:
+        """Renew the claims under which work goes on, and give up the others. Returns the seconds until the next
+        round."""
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
         now = boot_clock()
         with self._lock:
@@ -453,17 +522,16 @@ class ClaimRenewer(PeriodicThread):
                     self._held.pop(claim, None)
                 elif claim in self._held:
                     self._held[claim].renewed_at = now
-        return self.ttl_seconds / 3
+        return self._pause_seconds
 
 
 CLAIM_SECONDS = 3.0
-"""Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
-two renewals may fail."""
+"""Life of a cluster's claim unless it is renewed: a dead worker's cluster is free after so long."""
 LOOK_SECONDS = CLAIM_SECONDS / 3
-"""Time between two looks for due postings. A claim that is made after a look must not end before the next one."""
+"""Time between two looks for due postings. A claim that is made after a look must not run out before the next look."""
 SHORT_SECONDS = 2.0
-"""The longest sleep of a posting whose end gets a look of its own; the end of a longer one is left to the periodic
-looks."""
+"""The longest sleep of a posting whose end gets a look of its own. After a longer sleep the posting can wait for the
+next periodic look."""
 AFTER_THE_END_SECONDS = 0.002
 """How long after the end of a claim or a sleep a look comes. The board counts in milliseconds: by then the end is past
 by its clock as well."""
@@ -488,7 +556,7 @@ class DueThread(PeriodicThread):
         self._look_seconds = look_seconds
 
     def look_in(self, seconds: float) -> None:
-        """Look again after so many seconds, at the end of a posting's sleep, if that is short."""
+        """Look again in ``seconds``, at the end of a posting's sleep, if that is short."""
         if seconds <= SHORT_SECONDS:
             self.start()
             timer = threading.Timer(seconds + AFTER_THE_END_SECONDS, self.wake)
@@ -496,7 +564,7 @@ class DueThread(PeriodicThread):
             timer.start()
 
     def look(self) -> float:
-        """Send the messages that are due. Seconds until the next look. Raises RedisError."""
+        """Send the messages that are due; returns the seconds until the next look. Raises RedisError."""
         due, claim_ends = self._postings.take_due()
         for enqueued in with_messages(due):
             self._send(enqueued)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
 from opencue_sched.dispatch.verdicts import VerdictLog, most_telling
-from opencue_sched.domain.clusters import Cluster, normalise_tag
+from opencue_sched.domain.clusters import Cluster, normalise_tag, without_shard
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import fetch_waiting_work
@@ -44,8 +44,9 @@ def count_waiting_frames(
     clusters = load_clusters(connection, settings) if work else ()
     said = _last_verdicts(verdicts, {job_id for row in work for job_id in row.jobs}, time.time() - believed_seconds)
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
-    without_shards = {key.partition("@")[0] for key in cooled_down}  # as load_clusters has them
-    frames = waiting_by_verdict(clusters, work, said, ignored=ignored, cooled_down=without_shards)
+    frames = waiting_by_verdict(
+        clusters, work, said, ignored=ignored, cooled_down=frozenset(map(without_shard, cooled_down))
+    )
     verdicts.record_waiting(settings.scheduler.facility or "", frames)
     return verdicts.waiting(believed_seconds=believed_seconds).frames
 
@@ -72,8 +73,8 @@ def waiting_by_verdict(
 ) -> dict[str, int]:
     """How many frames of ``work`` (rows of fetch_waiting_work) wait by which verdict.
 
-    ``said`` is the last verdict of passes on each layer, by layer id. ``cooled_down`` are the keys of the clusters that
-    no pass looks at now.
+    ``said`` is the last verdict of passes on each layer, by layer id. ``cooled_down`` are the keys, without shards, of
+    the clusters that no pass looks at now.
 
     Frames whose tags no cluster has count as NO_HOST, because no host has one of these tags. Frames all of whose tags
     are ``ignored`` are left to another scheduler, and not counted.

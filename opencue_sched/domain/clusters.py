@@ -40,6 +40,11 @@ class Cluster:
         return f"{name}@{self.shard}" if self.shard else name
 
 
+def without_shard(key: str) -> str:
+    """The key of a cluster without the name of a shard: the postings of all its shards have it in common."""
+    return key.partition("@")[0]
+
+
 def as_in_this_release(cluster: Cluster) -> Cluster:
     """A cluster that another release may have made, with its tags normalised as in this one: an earlier release kept
     the spelling of hosts and layers."""
