@@ -3,11 +3,16 @@
 The verdicts are one hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one
 for each kind of tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a
 job that no pass looks at any more expires after a day, so nothing is left of jobs that are gone. A pass notes its
-verdicts in memory, and a thread writes them (`VerdictNotes`). What layers wait for that a pass does not look at one by
-one is kept once for all of them: ``{namespace}:shortages:{show id}`` has a field for each cluster. How many frames wait
-by which verdict is in one more hash, ``{namespace}:waiting``, with a field for each facility scope, as its leading beat
-counted them last. ``{namespace}:failed-commits:{cluster}`` says since when, how often and why the commits of a cluster
-have failed; it is gone with the first that does not.
+verdicts in memory, and a thread writes them (`VerdictNotes`).
+
+Three kinds of hashes stand beside them:
+
+- ``{namespace}:shortages:{show id}`` has, by cluster, what many layers wait for at once. No pass looks at these layers
+  one by one, so the reason is kept once for all of them.
+- ``{namespace}:waiting`` has, by facility scope, how many frames wait by which verdict, as the leading beat of the
+  scope counted them last.
+- ``{namespace}:failed-commits:{cluster}`` says since when, how often and why the commits of a cluster have failed. The
+  first commit that succeeds deletes it.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from typing import Any, NamedTuple, cast
 import redis
 import structlog
 
-from opencue_sched.accounting.ledger import BookingRefused
+from opencue_sched.accounting.ledger import ERROR, UNSEEDED, BookingRefused
 from opencue_sched.background import PeriodicThread
 from opencue_sched.coordination import keys
 from opencue_sched.dispatch.report import LONGEST_ERROR
@@ -42,8 +47,9 @@ KEPT_SECONDS = 24 * 3600
 """Life of verdicts and shortages in Redis after they were last written."""
 FAILED_COMMITS_SECONDS = 600
 """Life of what is kept of failed commits: a cluster with waiting frames has another pass long before."""
-SAME_PASS_SECONDS = 120.0
-"""How far apart verdicts of several clusters on one layer may be for them to be compared."""
+_COMPARED_SECONDS = 120.0
+"""How much older than the newest verdict on a layer those of other clusters may be to be compared with it: twice the
+minute within which passes over each cluster look at the layer."""
 BELIEVED_SECONDS = 90.0
 """How long a verdict is believed: a layer that waits is looked at within a minute, and its verdict is written half a
 minute later at most."""
@@ -52,7 +58,8 @@ _WRITE_SECONDS = 1.0
 _WRITE_AGAIN_SECONDS = 30.0
 """The time between two writes of a verdict that has not changed, which has the time of the last look."""
 MOST_WRITTEN = 2_000
-"""How many verdicts one write has at most, and so a second."""
+"""How many verdicts and shortages one write has at most. There is a write a second, so this is the most that a worker
+puts upon Redis."""
 _SEPARATOR = "|"
 _SCOPE = "facility:"
 """How the fields begin that have the frames waiting in one facility, or in all."""
@@ -98,10 +105,11 @@ class FailedCommits:
 
 
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
-    """The verdict that says most, out of those of several clusters on one layer, newest first."""
+    """The verdict on a layer that says most: of those of several clusters, ``recorded`` newest first, the one that
+    stands first in `Verdict`. None where there is none; much older ones than the newest do not count."""
     order = list(Verdict)
-    recent = [judged for judged in recorded if recorded[0].at - judged.at <= SAME_PASS_SECONDS]
-    return min(recent, key=lambda judged: order.index(judged.verdict.verdict), default=None)
+    recent = [verdict for verdict in recorded if recorded[0].at - verdict.at <= _COMPARED_SECONDS]
+    return min(recent, key=lambda verdict: order.index(verdict.verdict.verdict), default=None)
 
 
 class WaitingCount(NamedTuple):
@@ -128,8 +136,11 @@ class VerdictLog:
         commits: Mapping[str, str] = MappingProxyType({}),
         shortages: ShortagesOfShows = MappingProxyType({}),
     ) -> None:
-        """Keep the verdicts of one pass over clusters, by their keys, why ``commits`` of these failed, and what other
-        layers wait for. They are for people only: a failure is logged."""
+        """Write what one pass over clusters says: its verdicts by the clusters' keys, the ``shortages`` for which other
+        layers wait, and which ``commits`` failed (`record_commits`).
+
+        All this is for people only, so an error of Redis is logged and not raised.
+        """
         at = self._clock()
         said = [RecordedVerdict(verdict, key, at) for key, verdicts in clusters.items() for verdict in verdicts]
         try:
@@ -139,7 +150,7 @@ class VerdictLog:
         self.record_commits(commits)
 
     def write(self, said: Iterable[RecordedVerdict], shortages: Iterable[RecordedShortages] = ()) -> None:
-        """Keep verdicts and shortages, in one round trip. Raises RedisError."""
+        """Write verdicts and shortages, in one round trip. Raises RedisError."""
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         for recorded in said:
             verdict = recorded.verdict
@@ -161,8 +172,8 @@ class VerdictLog:
             pipeline.execute()
 
     def record_commits(self, commits: Mapping[str, str]) -> None:
-        """Keep why the commit of each of these clusters (keys) failed; an empty text for one that did not. A failure is
-        logged."""
+        """Write why the last commit of each cluster (by its key) failed; an empty text says that the commit succeeded.
+        An error of Redis is logged and not raised."""
         if not commits:
             return
         try:
@@ -181,7 +192,7 @@ class VerdictLog:
             log.warning("commits_not_recorded", clusters=len(commits), error=str(problem))
 
     def of_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, tuple[RecordedVerdict, ...]]]:
-        """The verdicts of jobs, by their ids, on each of their layers, the newest first; in one round trip. Raises
+        """The verdicts by job id and layer id, those on one layer with the newest first. One round trip. Raises
         RedisError."""
         with self._client.pipeline(transaction=False) as pipeline:
             for job_id in job_ids:
@@ -190,9 +201,10 @@ class VerdictLog:
             return {job_id: _by_layer(job_id, fields) for job_id, fields in found}
 
     def of_show(self, show_id: str) -> tuple[RecordedShortages, ...]:
-        """What layers of a show wait for, as each of its clusters found last, the newest first. Deletes what is older
-        than a day. Raises RedisError."""
-        key, oldest = keys.shortages(self._namespace, show_id), self._clock() - KEPT_SECONDS
+        """The shortages of a show as the last pass over each of its clusters found them, the newest first. Deletes
+        those that are older than a day or cannot be read. Raises RedisError."""
+        key = keys.shortages(self._namespace, show_id)
+        oldest = self._clock() - KEPT_SECONDS
         fields = cast("Mapping[str, str]", self._client.hgetall(key))
         read = {cluster: _read_shortages(show_id, cluster, text) for cluster, text in fields.items()}
         found = [recorded for recorded in read.values() if recorded is not None and recorded.at >= oldest]
@@ -201,7 +213,7 @@ class VerdictLog:
         return tuple(sorted(found, key=lambda recorded: recorded.at, reverse=True))
 
     def failed_commits(self, cluster_keys: Iterable[str]) -> list[FailedCommits]:
-        """The clusters out of these whose last commits, more than one, all failed; the longest row first. One round
+        """Those of the clusters whose last two commits or more all failed, the one that fails longest first. One round
         trip. Raises RedisError."""
         asked = list(cluster_keys)
         with self._client.pipeline(transaction=False) as pipeline:
@@ -216,20 +228,24 @@ class VerdictLog:
         return sorted(failed, key=lambda commits: commits.since)
 
     def record_waiting(self, scope: str, frames: Mapping[str, int]) -> None:
-        """Keep how many frames of a facility scope wait, by verdict. Raises RedisError."""
+        """Write how many frames of a facility scope wait, by verdict. Raises RedisError."""
         self._client.hset(self._waiting_key, _SCOPE + scope, json.dumps([self._clock(), frames]))
 
     def waiting(self, *, believed_seconds: float) -> WaitingCount:
         """What was counted last, in all facility scopes. Deletes counts older than ``believed_seconds``. Raises
         RedisError."""
-        found, counted_at, oldest = Counter[str](), list[float](), self._clock() - believed_seconds
+        found: Counter[str] = Counter()
+        counted_at: list[float] = []
+        oldest = self._clock() - believed_seconds
         for name, text in cast("Mapping[str, str]", self._client.hgetall(self._waiting_key)).items():
-            at, frames = json.loads(text) if name.startswith(_SCOPE) else (0.0, {})
-            if at < oldest:
-                self._client.hdel(self._waiting_key, name)
-            else:
-                found.update(frames)
-                counted_at.append(at)
+            if name.startswith(_SCOPE):
+                at, frames_of_scope = json.loads(text)
+                if at >= oldest:
+                    found.update(frames_of_scope)
+                    counted_at.append(at)
+                    continue
+            # Too old, or of another release, which counted in another way.
+            self._client.hdel(self._waiting_key, name)
         return WaitingCount(found, min(counted_at, default=None))
 
 
@@ -271,6 +287,7 @@ class VerdictNotes:
         )
 
     def __len__(self) -> int:
+        """The number of verdicts in memory. It is read without the lock: any moment's number will do."""
         return len(self._notes)
 
     def record(
@@ -280,8 +297,8 @@ class VerdictNotes:
         commits: Mapping[str, str] = MappingProxyType({}),
         shortages: ShortagesOfShows = MappingProxyType({}),
     ) -> None:
-        """Note the verdicts of one pass over clusters, by their keys, and what other layers wait for. Why ``commits``
-        of these failed is written at once."""
+        """Note what one pass over clusters says: its verdicts by the clusters' keys, and the ``shortages`` for which
+        other layers wait. Which ``commits`` failed is written at once (VerdictLog.record_commits)."""
         at = self._clock()
         with self._lock:
             had_none = not (self._notes or self._shortages)
@@ -306,9 +323,10 @@ class VerdictNotes:
         self._log.record_commits(commits)
 
     def write(self) -> None:
-        """Write what changed, as much as a second may have, and what is due to be written again. Raises RedisError, and
-        leaves it to the next call then."""
-        now, shows = self._clock(), list[str]()
+        """Write what changed and what is due to be written again, MOST_WRITTEN verdicts and shortages at most. Raises
+        RedisError; the next call writes then what this one did not."""
+        now = self._clock()
+        shows: list[str] = []
         with self._lock:
             if now >= self._again_at:
                 shows = [show_id for show_id, _ in self._shortages]
@@ -333,21 +351,24 @@ class VerdictNotes:
                         self._notes.pop(key, None)
                 said = [recorded for key in chosen if (recorded := self._notes.get(key)) is not None]
             self._log.write(said, shortages)
-            if shows:  # reading deletes what workers left that are gone: one show each half minute, all in their turns
+            if shows:
+                # Reading a show's shortages deletes those that workers left which are gone. One show is read each half
+                # minute, drawn anew, so that all shows come to be read without a list of who has read which.
                 self._log.of_show(random.choice(shows))
-        except BaseException:
+        except BaseException:  # whatever it was, nothing that was taken above may be lost
             with self._lock:
                 self._changed |= dict.fromkeys(chosen)
                 self._changed_shortages |= dict.fromkeys(places)
             raise
 
     def _forget(self, oldest: float) -> None:
-        """Forget what no pass has looked at since ``oldest``; what waits to be written is written all the same."""
-        gone = [key for key, recorded in self._notes.items() if recorded.at < oldest and key not in self._changed]
-        for key in gone:
+        """Forget verdicts and shortages that no pass has found since ``oldest``, except verdicts that are still to be
+        written. The caller holds the lock."""
+        old_notes = [key for key, recorded in self._notes.items() if recorded.at < oldest and key not in self._changed]
+        for key in old_notes:
             del self._notes[key]
-        over = [place for place, recorded in self._shortages.items() if recorded.at < oldest]
-        for place in over:
+        old_shortages = [place for place, recorded in self._shortages.items() if recorded.at < oldest]
+        for place in old_shortages:
             del self._shortages[place]
             self._changed_shortages.pop(place, None)
 
@@ -358,6 +379,7 @@ class VerdictNotes:
 
 
 def _shortages_text(recorded: RecordedShortages) -> str:
+    """Shortages as Redis keeps them: ``_read_shortages`` reads this text."""
     found = [
         [shortage.tags, astuple(shortage.need), shortage.verdict.value, shortage.detail[:LONGEST_ERROR]]
         for shortage in recorded.shortages
@@ -366,6 +388,7 @@ def _shortages_text(recorded: RecordedShortages) -> str:
 
 
 def _read_shortages(show_id: str, cluster: str, text: str) -> RecordedShortages | None:
+    """The shortages in a text of Redis; None, and a line in the log, for a text that cannot be read."""
     try:
         at, found = json.loads(text)
         shortages = tuple(
@@ -378,6 +401,8 @@ def _read_shortages(show_id: str, cluster: str, text: str) -> RecordedShortages 
 
 
 def _by_layer(job_id: str, fields: Mapping[str, str]) -> dict[str, tuple[RecordedVerdict, ...]]:
+    """The verdicts in the hash of a job, by layer id, those on one layer with the newest first. Fields that cannot be
+    read are logged and left out."""
     found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
     for name, text in fields.items():
         layer_id, _, cluster = name.partition(_SEPARATOR)
@@ -403,11 +428,12 @@ def after_booking(
     losses: Mapping[str, BookingError],
 ) -> tuple[LayerVerdict, ...]:
     """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
-    gone: defaultdict[str, list[BookingRefused | BookingError]] = defaultdict(list)
+    not_booked: defaultdict[str, list[BookingRefused | BookingError]] = defaultdict(list)
     for proc in procs:
-        if (why := refusals.get(proc.proc_id) or losses.get(proc.proc_id)) is not None:
-            gone[proc.layer.id].append(why)
-    return tuple(_judged(verdict, gone[verdict.layer_id]) for verdict in verdicts)
+        why = refusals.get(proc.proc_id) or losses.get(proc.proc_id)
+        if why is not None:
+            not_booked[proc.layer.id].append(why)
+    return tuple(_without(not_booked[verdict.layer_id], verdict) for verdict in verdicts)
 
 
 def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str]) -> tuple[LayerVerdict, ...]:
@@ -420,29 +446,32 @@ def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str])
     )
 
 
-def _judged(verdict: LayerVerdict, gone: Sequence[BookingRefused | BookingError]) -> LayerVerdict:
-    if not gone:
+def _without(not_booked: Sequence[BookingRefused | BookingError], verdict: LayerVerdict) -> LayerVerdict:
+    """The verdict on a layer without the frames that were not booked, for a reason each."""
+    if not not_booked:
         return verdict
-    refused = [why for why in gone if isinstance(why, BookingRefused)]
-    if refused:
-        said, detail = _refusal(refused[-1])
+    refusals = [why for why in not_booked if isinstance(why, BookingRefused)]
+    if refusals:
+        # A verdict has one reason: the last refusal stands for all.
+        said, detail = _refusal(refusals[-1])
     else:
         said = verdict.verdict
-        reasons = ", ".join(sorted({why.reason for why in gone if isinstance(why, BookingError)}))
-        detail = f"{len(gone)} of its frames were lost before they were booked ({reasons}); tried again"
-    frames, waiting = verdict.frames - len(gone), verdict.waiting + len(gone)
+        reasons = ", ".join(sorted({why.reason for why in not_booked if isinstance(why, BookingError)}))
+        detail = f"{len(not_booked)} of its frames were lost before they were booked ({reasons}); tried again"
+    frames, waiting = verdict.frames - len(not_booked), verdict.waiting + len(not_booked)
     return replace(verdict, verdict=said, frames=frames, waiting=waiting, detail=detail)
 
 
 def _refusal(refused: BookingRefused) -> tuple[Verdict, str]:
-    if refused.table == "unseeded":
+    """The verdict on a layer whose booking the ledger refused, and a sentence for an operator."""
+    if refused.table == UNSEEDED:
         return Verdict.FAILED, f"PostgreSQL has no row with the caps of {refused.text}"
-    if refused.table == "error":
+    if refused.table == ERROR:
         damaged = f"its counters in Redis are damaged, and put right by the next recompute: {refused.text}"
         return Verdict.FAILED, damaged
     over = f"over_{refused.table}"
-    if over not in list(Verdict):
+    if over not in list(Verdict):  # the refusal of a tombstone, the only one left that is of no cap
         return Verdict.FLOWING, "its booking was taken back before it was made; tried again"
-    of = refused.table.removesuffix("_gpus")
-    used = f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+    capped = refused.table.removesuffix("_gpus")
+    used = f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {capped}"
     return Verdict(over), used
