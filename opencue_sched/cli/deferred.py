@@ -16,6 +16,7 @@ from opencue_sched.cli.inputs import current_user, redis_store
 from opencue_sched.cli.output import working
 from opencue_sched.domain.names import plural
 from opencue_sched.domain.states import FrameState, HardwareState
+from opencue_sched.insight.silent_hosts import silent_hosts
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.hosts import full_names, list_procs
@@ -74,8 +75,6 @@ def settle(
         click.echo(f"error: {job.name}: {describe(result.refusal)}", err=True)
     if not result.deferred:
         return result, []
-    from opencue_sched.insight.explain import silent_hosts  # takes half a second to import
-
     with engine.connect() as connection:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
         silent = silent_hosts(connection, get_settings(), jobs.job_of(connection, job.id))

@@ -8,7 +8,7 @@ passes (``Verdict``, also the label of scheduler_waiting_frames) means the same 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -40,6 +40,7 @@ from opencue_sched.insight.breaking_hosts import find_breaking_hosts
 from opencue_sched.insight.comments import comment_document, comment_words
 from opencue_sched.insight.frame_logs import Deaths
 from opencue_sched.insight.limit_words import full_limit, still_running
+from opencue_sched.insight.silent_hosts import SilentHost, silent_hosts
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs
@@ -48,8 +49,6 @@ from opencue_sched.store.folders import list_folders
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.limits import fetch_limits, list_holders
-from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
-from opencue_sched.store.schema import read_origin
 from opencue_sched.store.shows import list_subscriptions
 
 OLD_VERDICT_SECONDS = 600.0
@@ -59,7 +58,7 @@ _DEATHS = 3
 _COMMENTS = 3
 """How many comments of a job are shown, the newest."""
 SEATS = "seats"
-"""Code of the reason for a limit without free seats: it says what the machines that hold seats still start."""
+"""Code of the second reason that a limit without free seats gives: machines that hold seats start more frames."""
 # The states of a layer's frames that are counted, by the columns of store.jobs.layers_of.
 _STATES = ("waiting", "running", "depend", "dead", "done")
 
@@ -77,26 +76,6 @@ class WaitReason:
 
 
 @dataclass(frozen=True, slots=True)
-class SilentHost:
-    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``."""
-
-    host: str
-    state: str
-    silent_seconds: float
-    frames: tuple[str, ...]
-    """The names of the job's frames there."""
-    becomes: str
-    """What becomes of the frames on the host, and when, in words."""
-
-    @property
-    def words(self) -> str:
-        """A sentence for people."""
-        frames = f"{plural(len(self.frames), 'frame')} of it"
-        silent = f"has been silent for {duration_text(self.silent_seconds)}"
-        return f"host {self.host} ({self.state}), with {frames}, {silent}: {self.becomes}"
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a job waits: its layers, and the hosts that stand in its way. ``dataclasses.asdict`` gives JSON."""
 
@@ -105,8 +84,8 @@ class Explanation:
     id: str
     state: str
     rank: Mapping[str, Any] | None
-    """What ``store.insight.rank`` says about the job; and ``drawn``: the part of the show's cores that goes by a draw
-    instead of by rank, of which ``chance`` is the job's part. None for a job that passes do not look for."""
+    """How the job stands among the jobs of its show (store.insight.rank), with ``drawn``: the part of the show's cores
+    that passes give by a draw instead of by rank. None for a job that passes do not look for."""
     silent_hosts: tuple[SilentHost, ...]
     """The hosts that stopped reporting while frames of the job run there."""
     unreached_hosts: tuple[str, ...]
@@ -115,8 +94,8 @@ class Explanation:
     """A sentence on each host with the job's tags that may break frames."""
     layers: tuple[Mapping[str, Any], ...]
     """A mapping for each layer: its name and id, how many frames it has (``frames``) and how many are in each state,
-    the ``reasons`` for which they wait, the one that explains most first, and how dead frames died (``deaths``), if
-    the caller has asked for that."""
+    the ``reasons`` for which they wait (at least one, and the one that explains most first), and how dead frames died
+    (``deaths``), if the caller has asked for that."""
     comments: tuple[Mapping[str, Any], ...]
     """The newest comments of the job, the oldest of them first: when, who, and what."""
 
@@ -132,7 +111,7 @@ class PassesSaid:
     unreached: Mapping[str, str] = field(default_factory=dict)
     """The hosts that workers do not reach, as `unreached_hosts` has them."""
     shortages: Sequence[RecordedShortages] = ()
-    """What layers of the show wait for that no pass looked at by themselves."""
+    """What many layers of the show wait for at once, as the last pass over each cluster found it, the newest first."""
 
 
 NOTHING_SAID = PassesSaid()
@@ -144,11 +123,13 @@ class _JobFacts:
     """What the reasons of each layer of a job rest on, read once for all of them."""
 
     job: jobs.JobView
-    whole: Sequence[WaitReason]
+    of_job: Sequence[WaitReason]
     """The reasons for which every layer of the job waits."""
     layers: Sequence[jobs.LayerView]
     hosts: Sequence[Row[Any]]
+    """All hosts with a tag of the layers, whatever their facility and state."""
     subscriptions: Sequence[Row[Any]]
+    """The subscriptions of the job's show."""
     limits: Mapping[str, Row[Any]]
     """All limits, by name."""
     rank: Mapping[str, Any] | None
@@ -165,7 +146,8 @@ def explain_job(
     said: PassesSaid = NOTHING_SAID,
     deaths: Sequence[Deaths] = (),
 ) -> Explanation:
-    """Explain a job. ``deaths`` are those of frame_logs.deaths_of, which reads logs."""
+    """Explain a job, with what passes ``said`` of it, and how frames died (``deaths``, of frame_logs.deaths_of, which
+    reads logs). Raises NoResultFound for a job that does not exist."""
     job = jobs.job_of(connection, job_id)
     layers = jobs.layers_of(connection, job_id)
     facts = _facts_of(connection, job, layers, settings, said)
@@ -176,7 +158,7 @@ def explain_job(
         died = [death for death in deaths if death.layer_id == layer.id]
         counts = {"frames": layer.total, **{state: getattr(layer, state) for state in _STATES}}
         explained.append({"layer": layer.name, "id": layer.id, **counts, "reasons": reasons, "deaths": died})
-    of_its_tags = {host.host for host in facts.hosts}
+    with_its_tags = {host.host for host in facts.hosts}
     return Explanation(
         job.name,
         job_id,
@@ -184,7 +166,7 @@ def explain_job(
         facts.rank,
         silent_hosts(connection, settings, job),
         tuple(_unreached(connection, settings, job, layers, said.unreached)),
-        tuple(words for host, words in find_breaking_hosts(connection, settings).items() if host in of_its_tags),
+        tuple(words for host, words in find_breaking_hosts(connection, settings).items() if host in with_its_tags),
         tuple(explained),
         tuple(
             {**comment_document(comment), "words": comment_words(comment)}
@@ -196,19 +178,20 @@ def explain_job(
 def _facts_of(
     connection: Connection, job: jobs.JobView, layers: Sequence[jobs.LayerView], settings: Settings, said: PassesSaid
 ) -> _JobFacts:
-    """Read what the reasons of a job's layers rest on: as many statements however many layers there are."""
+    """Read what the reasons of a job's layers rest on. The number of statements does not grow with the layers."""
     subscriptions = list_subscriptions(connection, show_id=job.show_id)
-    whole = [*switch_reasons(job)]
+    of_job = [*switch_reasons(job)]
     if (scope := settings.scheduler.facility) not in (None, job.facility):
         text = f"the job is in facility {job.facility}; this scheduler works on {scope} only"
-        whole.append(WaitReason("facility", text))
-    whole += _of_subscriptions(job, subscriptions)
+        of_job.append(WaitReason("facility", text))
+    of_job += _of_subscriptions(job, subscriptions)
     for folder in list_folders(connection, job.show_id):
-        whole += _of_caps(job, folder) if folder.id == job.folder_id else []
+        if folder.id == job.folder_id:
+            of_job += _of_caps(job, folder)
     rank = figures.rank(connection, job.id)
     return _JobFacts(
         job=job,
-        whole=whole,
+        of_job=of_job,
         layers=layers,
         hosts=_hosts_of(connection, layers),
         subscriptions=subscriptions,
@@ -228,18 +211,20 @@ def _why_waiting(connection: Connection, facts: _JobFacts, layer: jobs.LayerView
     if not layer.waiting:
         return []
     job, said, now = facts.job, facts.said, facts.now
-    reasons = [*facts.whole, *_of_clusters(layer, job, said.skipped), *_of_start(layer, now)]
+    reasons = [*facts.of_job, *_of_clusters(layer, job, said.skipped), *_of_start(layer, now)]
     full = [facts.limits[name] for name in layer.limits if name in facts.limits and facts.limits[name].left == 0]
     reasons += _of_limits(connection, full, layer, facts.hosts, facts.settings)
     reasons += _of_hosts(layer, job, facts.hosts, facts.subscriptions, facts.settings)
     newest = most_telling(said.verdicts.get(layer.id, ()))
     behind: list[WaitReason] = []
     if newest is None or now - newest.at > BELIEVED_SECONDS:
-        alike = [
+        # No pass has come to the layer lately, but what was found for others may hold for it. A verdict on a layer that
+        # needs the same says more than a shortage.
+        found_for_others = [
             *_as_another(layer, facts.layers, said.verdicts, now),
             *_of_requirements(layer, said.shortages, now),
         ]
-        behind = [*alike[:1], *_behind(layer, facts.layers, facts.rank)]
+        behind = [*found_for_others[:1], *_behind(layer, facts.layers, facts.rank)]
     return [*_in_order(reasons, behind, newest, now), *_of_memory(layer)]
 
 
@@ -306,12 +291,12 @@ def unserved(
     notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code not in _USED_UP]
     of_layers: dict[str, list[str]] = {}
     for layer in layers:
-        # Without a subscription no host is reached; that is said of the whole job.
+        # Without a subscription no host is reached: ``notes`` have that already, for the whole job.
         found = [] if notes else _of_hosts(layer, job, hosts, subscriptions, settings)
-        said = [reason.text for reason in found if reason.decides]
+        sentences = [reason.text for reason in found if reason.decides]
         unknown = sorted(set(layer.services.split(",")) - services)
-        said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
-        for text in said:
+        sentences += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
+        for text in sentences:
             of_layers.setdefault(text, []).append(layer.name)
     for text, names in of_layers.items():
         notes.append(f"layer{'s' if len(names) > 1 else ''} {listed(names)}: {text}")
@@ -321,9 +306,13 @@ def unserved(
 # What holds a whole job back, as its rows and its show's say, in the order in which an operator would change things.
 
 
-def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
-    """What is switched off for the job or its show, and its quarantine; nothing of it can be booked meanwhile."""
-    show_on = f"`opencue-sched show {{}} {job.show} on`".format
+def switch_reasons(job: jobs.JobView) -> Iterator[WaitReason]:
+    """What is switched off for the job or its show, and the job's quarantine: while any of it lasts, no frame of the
+    job can be booked."""
+
+    def show_on(switch: str) -> str:
+        return f"`opencue-sched show {switch} {job.show} on`"
+
     unmanaged = f"show {job.show} is not managed by this scheduler; {show_on('managed')}"
     for holds, code, text in (
         (job.state == JobState.FINISHED, "finished", "the job is finished"),
@@ -343,7 +332,8 @@ def switch_reasons(job: Row[Any]) -> Iterator[WaitReason]:
         yield WaitReason(Verdict.QUARANTINED, text)
 
 
-def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Iterator[WaitReason]:
+def _of_subscriptions(job: jobs.JobView, subscriptions: Sequence[Row[Any]]) -> Iterator[WaitReason]:
+    """Why the subscriptions of the job's show allow no frame. Each frame takes at least one core."""
     here = [subscription for subscription in subscriptions if subscription.facility_id == job.facility_id]
     usable = [subscription for subscription in here if subscription.burst_centicores >= CENTICORES_PER_CORE]
     if not here:
@@ -371,9 +361,10 @@ def _burst(subscription: Row[Any]) -> str:
 
 
 def _of_caps(job: jobs.JobView, folder: Row[Any]) -> Iterator[WaitReason]:
-    """Caps that are used up. GPUs concern only layers that want some, so they decide nothing by themselves."""
+    """The caps under which the job has no room for one more core or GPU. A cap of 0 or -1 is none."""
     its_folder = f"folder {folder.name} uses"
-    cores, folder_cores = (capped.max_centicores / CENTICORES_PER_CORE for capped in (job, folder))
+    cores = job.max_centicores / CENTICORES_PER_CORE
+    folder_cores = folder.max_centicores / CENTICORES_PER_CORE
     for code, who, used, cap, what in (
         (Verdict.OVER_JOB, "the job uses", job.cores, cores, "cores it may; `opencue-sched job max-cores`"),
         (Verdict.OVER_FOLDER, its_folder, folder.used_cores, folder_cores, "cores it may"),
@@ -381,14 +372,17 @@ def _of_caps(job: jobs.JobView, folder: Row[Any]) -> Iterator[WaitReason]:
         (Verdict.OVER_FOLDER_GPUS, its_folder, folder.used_gpus, folder.max_gpus, "GPUs it may"),
     ):
         if 0 < cap < used + 1:
-            yield WaitReason(code, f"{who} {used} of the {cap:g} {what}", decides=code in _USED_UP)
+            # Every frame takes cores, but GPUs concern only layers that want some.
+            decides = code in (Verdict.OVER_JOB, Verdict.OVER_FOLDER)
+            yield WaitReason(code, f"{who} {used} of the {cap:g} {what}", decides)
 
 
 # What holds one layer back.
 
 
-def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[SkippedCluster]) -> list[WaitReason]:
-    """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
+def _of_clusters(layer: jobs.LayerView, job: jobs.JobView, skipped: Sequence[SkippedCluster]) -> list[WaitReason]:
+    """The clusters of the layer that no pass looks at. These reasons decide where no other cluster has a tag of the
+    layer."""
     tags = normalise_tags(layer.tags)
     here = [
         posting
@@ -407,6 +401,7 @@ def _of_clusters(layer: jobs.LayerView, job: Row[Any], skipped: Sequence[Skipped
 
 
 def _of_start(layer: jobs.LayerView, now: float) -> Iterator[WaitReason]:
+    """The moment before which no frame of the layer may start, where it lies ahead."""
     if layer.start_after is not None and (left := layer.start_after.timestamp() - now) > 0:
         moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         why = f": {layer.start_after_reason}" if layer.start_after_reason else ""
@@ -422,16 +417,19 @@ def _of_limits(
 ) -> Iterator[WaitReason]:
     """Reasons for ``limits``, which have nothing left. Where one counts machines, a second reason says which frames
     start all the same."""
+    if not limits:
+        return
+    tags = normalise_tags(layer.tags)
+    least = max(layer.cores_min, CENTICORES_PER_CORE)
+    free = [
+        host.host
+        for host in hosts
+        if host.idle_centicores >= min(least, host.centicores)  # a smaller host is free when nothing runs there
+        and not tags.isdisjoint(map(normalise_tag, host.tags))
+        and not unavailable(host, settings.host_cache.host_staleness_threshold)
+    ]
     for limit in limits:
         holders = list_holders(connection, limit_ids=[limit.id]) if limit.counts_machines else ()
-        tags = frozenset(map(normalise_tag, spelled_tags(layer.tags)))
-        free = [
-            host.host
-            for host in hosts
-            if host.idle_centicores >= min(max(layer.cores_min, CENTICORES_PER_CORE), host.centicores)
-            and not tags.isdisjoint(map(normalise_tag, host.tags))
-            and not unavailable(host, settings.host_cache.host_staleness_threshold)
-        ]
         yield WaitReason(Verdict.OVER_LIMIT, full_limit(limit, holders, free))
         if limit.counts_machines:
             yield WaitReason(SEATS, still_running(limit), decides=False)
@@ -439,7 +437,7 @@ def _of_limits(
 
 def _of_hosts(
     layer: jobs.LayerView,
-    job: Row[Any],
+    job: jobs.JobView,
     hosts: Sequence[Row[Any]],
     subscriptions: Sequence[Row[Any]],
     settings: Settings,
@@ -449,7 +447,8 @@ def _of_hosts(
     spelled = spelled_tags(layer.tags)
     tags = frozenset(spelled)
     ignored = tags & set(map(normalise_tag, settings.scheduler.ignore_tags))
-    words = listed([spelled[tag] for tag in sorted(tags - ignored) or sorted(ignored)] or [""], last="or")
+    named = sorted(tags - ignored) or sorted(ignored)
+    words = listed([spelled[tag] for tag in named], last="or") if named else ""
     tagged = [host for host in hosts if not (tags - ignored).isdisjoint(map(normalise_tag, host.tags))]
     here = [host for host in tagged if host.facility_id == job.facility_id]
     allocs = {subscription.alloc_id for subscription in subscriptions}
@@ -494,14 +493,16 @@ def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
 
 
 _SIZE = attrgetter("centicores", "locked_centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
+"""What of a host decides whether a frame could run there with nothing else."""
 
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
-    """What the nearest host lacks, where none of the hosts could take a frame even with nothing on it."""
+    """What the host that comes nearest lacks, where none could take a frame even with nothing on it. ``words``: the
+    hosts' tags."""
     one_of_each_size = {_SIZE(host): host for host in sorted(hosts, key=attrgetter("host"), reverse=True)}
     lacks = {host.host: _lacks(layer, host) for host in one_of_each_size.values()}
     if all(lacks.values()):
-        # The fewest kinds of things first, then the least of them.
+        # The host that lacks the fewest kinds of things, and of such hosts the one that lacks the least of them.
         name = min(lacks, key=lambda host: (len(lacks[host]), sum(share for share, _ in lacks[host]), host))
         text = f"no host with the tag {words} that can be used is large enough for a frame; the nearest, {name}, "
         yield WaitReason(Verdict.NO_FIT, text + listed([lack for _, lack in lacks[name]]))
@@ -511,16 +512,28 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     """What a host has too little of for one frame even when idle: the missing share of each amount, and words."""
     mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
     centicores = max(0, row.centicores - row.locked_centicores)
-    size = (centicores, centicores, row.memory_kb, row.memory_kb)
     locked = (
         f" ({row.locked_centicores / CENTICORES_PER_CORE:g} are locked on its RQD)" if row.locked_centicores else ""
     )
-    host = Host(row.id, row.host, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
+    host = Host(
+        id=row.id,
+        name=row.host,
+        facility_id=row.facility_id,
+        alloc_id=row.alloc_id,
+        tags=frozenset(),
+        os_names=(),
+        thread_mode=mode,
+        total_centicores=centicores,
+        idle_centicores=centicores,
+        total_memory_kb=row.memory_kb,
+        idle_memory_kb=row.memory_kb,
+    )
     search = _search_of(layer)
     need, least = search.need, least_cores(search, host)
+    # Of a layer that leaves so many cores alone that the host has none for it, ``least`` is 0 or less.
+    wanted_cores = least if least > 0 else host.total_cores + 1 - least
     sizes = (
-        # A layer that leaves more cores alone than the host has would run on as many more.
-        (f"cores{locked}", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
+        (f"cores{locked}", wanted_cores, host.total_cores, 1),
         ("GiB of memory", need.memory_kb, row.memory_kb, KB_PER_GIB),
         ("GPUs", need.gpus, row.gpus, 1),
         ("GiB of GPU memory", need.gpu_memory_kb, row.gpu_memory_kb, KB_PER_GIB),
@@ -536,17 +549,31 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
 
 
 def _search_of(layer: jobs.LayerView) -> Search:
-    """What a frame of the layer needs of a host, at least, but for cores and tags."""
-    need = Resources(1, max(layer.memory_kb, MEM_RESERVED_MIN_KB), layer.gpus, layer.gpu_memory_kb)
-    return Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max)
+    """What a frame of the layer looks for in a host, whatever the tags and OS. Its cores follow from the layer's least
+    and most; the one core in ``need`` stands for them."""
+    need = Resources(
+        cores=1,
+        memory_kb=max(layer.memory_kb, MEM_RESERVED_MIN_KB),
+        gpus=layer.gpus,
+        gpu_memory_kb=layer.gpu_memory_kb,
+    )
+    return Search(
+        tags=(),
+        os_name=None,
+        need=need,
+        threadable=layer.threadable,
+        cores_min_centicores=layer.cores_min,
+        cores_max_centicores=layer.cores_max,
+    )
 
 
-def unavailable(host: Row[Any], staleness: float) -> str:
-    """Why a host cannot be used; empty if it can."""
+def unavailable(host: Row[Any], staleness_seconds: float) -> str:
+    """Why a host cannot be used; an empty text if it can. A host that has not reported for ``staleness_seconds`` is
+    silent."""
     for state, usable in ((host.state, HardwareState.UP), (host.lock, LockState.OPEN)):
         if state != usable:
             return str(state).lower().replace("_", " ")
-    return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
+    return f"silent for over {staleness_seconds:g} s" if host.report_age > staleness_seconds else ""
 
 
 def _behind(
@@ -568,6 +595,7 @@ def _behind(
 
 
 _NEEDS = attrgetter("cores_min", "cores_max", "threadable", "memory_kb", "gpus", "gpu_memory_kb", "tags", "limits")
+"""What of a layer decides on which hosts, and under which limits, its frames may run."""
 _HOLDS_FOR_ALL = frozenset(
     {
         Verdict.OVER_SUBSCRIPTION,
@@ -592,17 +620,18 @@ def _as_another(
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
     now: float,
 ) -> Iterator[WaitReason]:
-    """The last verdict on another layer of the job that needs the same, for a layer that no pass has come to lately."""
+    """The last verdict on another layer of the job that needs the same, for a layer that no pass has come to lately; on
+    the first such layer."""
     for other in layers:
-        said = most_telling(verdicts.get(other.id, ()))
+        newest = most_telling(verdicts.get(other.id, ()))
         if (
-            said is not None
-            and now - said.at <= BELIEVED_SECONDS
-            and said.verdict.verdict in _HOLDS_FOR_ALL
+            newest is not None
+            and now - newest.at <= BELIEVED_SECONDS
+            and newest.verdict.verdict in _HOLDS_FOR_ALL
             and _NEEDS(other) == _NEEDS(layer)
         ):
-            words = f"as layer {other.name}, which needs the same: {verdict_words(said, now)}"
-            yield WaitReason(said.verdict.verdict, words, decides=False)
+            words = f"as layer {other.name}, which needs the same: {verdict_words(newest, now)}"
+            yield WaitReason(newest.verdict.verdict, words, decides=False)
             return
 
 
@@ -621,7 +650,8 @@ def _of_memory(layer: jobs.LayerView) -> Iterator[WaitReason]:
 
 
 def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortages], now: float) -> Iterator[WaitReason]:
-    """The last shortage that covers what the layer needs, for a layer that no pass has come to lately."""
+    """The newest shortage that holds for the layer, because the layer has its tags and needs at least as much: for a
+    layer that no pass has come to lately."""
     search = _search_of(layer)
     need = replace(search.need, cores=fewest_cores_anywhere(search))
     tags = normalise_tags(layer.tags)
@@ -630,8 +660,8 @@ def _of_requirements(layer: jobs.LayerView, shortages: Sequence[RecordedShortage
             believed = now - recorded.at <= BELIEVED_SECONDS
             if believed and tags.issuperset(shortage.tags) and need.covers(shortage.need):
                 words = f"{shortage.detail} ({duration_text(now - recorded.at)} ago)"
-                code = shortage.verdict.value.replace("_", " ")
-                yield WaitReason(shortage.verdict, f"{code}: {words}", decides=False)
+                verdict = shortage.verdict.value.replace("_", " ")
+                yield WaitReason(shortage.verdict, f"{verdict}: {words}", decides=False)
                 return
 
 
@@ -657,46 +687,11 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
 
 
 def _rank_words(rank: Mapping[str, Any]) -> str:
-    """How the job stands when passes decide, by the rows as they are now."""
+    """How the job stands in the order of its show, and in the draw of cores, if there is one."""
     among = f"{plural(rank['jobs'], 'job')} of the show with frames waiting"
     place = f"the job is number {rank['place']} of {among} by rank (priority {rank['priority']}, then age)"
     draw = f"; {rank['drawn']:.0%} of the cores are drawn, of which its part is {rank['chance']:.1%}"
     return place + (draw if rank["drawn"] else "")
-
-
-# Hosts that stopped reporting while frames of the job run there. The words follow the reaper's rules
-# (reports/reaper.py): nobody else takes frames off a host that cannot be asked.
-
-
-def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) -> tuple[SilentHost, ...]:
-    """The silent hosts that frames of a job run on."""
-    cuebots = not job.show_managed and read_origin(connection) == "cuebot"
-    frames: defaultdict[str, list[str]] = defaultdict(list)
-    for proc in list_procs(connection, job_id=job.id):
-        if proc.frame is not None and not proc.local:
-            frames[proc.host_id].append(proc.frame)
-    return tuple(
-        SilentHost(
-            host.host, host.state, host.report_age, tuple(sorted(frames[host.id])), _becomes(host, settings, cuebots)
-        )
-        for host in list_hosts(connection, host_ids=list(frames))
-        if host.state == HardwareState.DOWN or host.report_age > settings.host_cache.host_staleness_threshold
-    )
-
-
-def _becomes(host: Row[Any], settings: Settings, cuebots: bool) -> str:
-    """What becomes of the frames on a silent host, in words. ``cuebots``: the show is left to a Cuebot."""
-    again = "they wait again once the reaper, which looks every 30 s, has looked for it and not found it"
-    if cuebots:
-        return "its show is not managed by this scheduler, so a Cuebot decides"
-    if host.state == HardwareState.DOWN:
-        return again
-    if host.state == HardwareState.UP:
-        after = settings.release.host_down_after
-        late = duration_text(after * DEAF_FACTOR)
-        return f"it is DOWN after {duration_text(after)}, or {late} while most hosts are silent; {again}"
-    dead = f"or are dead after {duration_text(GIVE_UP_SECONDS)} of silence"
-    return f"they wait again once it boots or its RQD answers that they are gone, {dead}"
 
 
 # Hosts that report as ever, while their RQDs do not answer a worker.
