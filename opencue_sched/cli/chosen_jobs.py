@@ -21,7 +21,7 @@ from opencue_sched.domain.states import JobState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import jobs
 from opencue_sched.store.comments import add_comment
-from opencue_sched.store.named_rows import NamedRow
+from opencue_sched.store.named_rows import NamedRow, id_of
 
 if TYPE_CHECKING:
     from opencue_sched.reports.completion import Note
@@ -57,7 +57,7 @@ def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callabl
             if filtered == bool(chosen) or "" in (user, part):
                 raise click.UsageError("name jobs, or choose them by --show, --user or --name")
             if filtered:
-                chosen = _found(engine, columns, show_id=show and show.id, user=user, part=part)
+                chosen = _found(engine, columns, show_id=id_of(show), user=user, part=part)
             if not yes and (asks or filtered):
                 named = plural(len(chosen), "job") if filtered else ", ".join(job.name for job in chosen)
                 ask_first(f"{verb} {named}?")

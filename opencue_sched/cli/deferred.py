@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from opencue_sched.jobs.control import FramesChanged, JobControl
 
 REAPED_WITHIN = 40.0
-"""Seconds that --force waits for: a reap takes half a minute at most."""
+"""How many seconds --force waits for a reap, which takes half a minute at most."""
 
 _POLL_SECONDS = 0.5
 """The time between two looks whether frames have ended."""
+
+Unconfirmed = Mapping[str, tuple[str, str]]
+"""The frames (ids) that could not be confirmed dead, each with its host and address, and the reason."""
 
 force_option = click.option(
     "--force",
@@ -40,8 +43,9 @@ reason_option = click.option("--reason", metavar="TEXT", help="Why, for the logs
 
 
 @contextmanager
-def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, str]]]]:
-    """What ends frames, with the ledger told; and, by frame, what could not be confirmed dead."""
+def control(engine: Engine) -> Iterator[tuple[JobControl, Unconfirmed]]:
+    """A JobControl that tells the ledger which frames it ends; and the frames that it could not confirm dead, to which
+    each of its calls adds."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
     from opencue_sched.jobs.control import JobControl
@@ -50,11 +54,15 @@ def control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, s
     from opencue_sched.rqd.kill import RqdKiller
 
     settings = get_settings()
-    alive: dict[str, tuple[str, str]] = {}
+    unconfirmed: dict[str, tuple[str, str]] = {}
+
+    def note(frame_id: str, place: str, reason: str) -> None:
+        unconfirmed[frame_id] = (place, reason)
+
     with redis_store() as client, RqdChannels(settings.rqd, full_name=full_names(engine), quiet=True) as channels:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli", accounting=settings.accounting)
-        killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
-        yield JobControl(Releaser(engine, settings.release, ledger), killer), alive
+        killer = RqdKiller(channels, notify=note)
+        yield JobControl(Releaser(engine, settings.release, ledger), killer), unconfirmed
 
 
 def who_and_why(verb: str, reason: str | None) -> str:
@@ -64,11 +72,14 @@ def who_and_why(verb: str, reason: str | None) -> str:
 
 
 def settle(
-    engine: Engine, job: NamedRow, result: FramesChanged, alive: Mapping[str, tuple[str, str]], *, force: bool
+    engine: Engine, job: NamedRow, result: FramesChanged, unconfirmed: Unconfirmed, *, force: bool
 ) -> tuple[FramesChanged, list[dict[str, Any]]]:
-    """Say what the database refused, name the frames of a result that may still run, and of silent hosts what becomes
-    of them; the result and these hosts. With ``force`` a worker reaps now, and what it ended counts as changed: that
-    waits again."""
+    """Say on standard error what the database refused, which frames of a result may still run, and what becomes of
+    those on silent hosts. Returns the result and the silent hosts, as documents.
+
+    With ``force`` a worker reaps now. In the result that is returned, the frames that the reap ended are changed and no
+    longer deferred: they wait again, whatever the call should have made of them.
+    """
     if result.refusal is not None:
         from opencue_sched.clients.store_errors import describe
 
@@ -78,11 +89,11 @@ def settle(
     with engine.connect() as connection:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
         silent = silent_hosts(connection, get_settings(), jobs.job_of(connection, job.id))
-    deferred = sorted((names.get(frame, frame), *alive[frame]) for frame in result.deferred)
+    deferred = sorted((names.get(frame_id, frame_id), *unconfirmed[frame_id]) for frame_id in result.deferred)
     count = plural(len(deferred), "frame")
     click.echo(f"{job.name}: {count} could not be confirmed dead and may still run:", err=True)
-    for frame, place, reason in deferred:
-        click.echo(f"  {frame} on {place}: {reason}", err=True)
+    for frame_name, place, reason in deferred:
+        click.echo(f"  {frame_name} on {place}: {reason}", err=True)
     for host in silent:
         click.echo(f"  {host.words}", err=True)
     hosts = [asdict(host) for host in silent]
@@ -97,8 +108,11 @@ def settle(
 
 
 def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
-    """Have a worker reap, which can reach the farm's RQDs as this machine perhaps cannot: for what this one cannot
-    reach may be alive. The frames that still run as they did."""
+    """Have a worker reap, and wait for that. Returns those of the frames that still run as they did.
+
+    This machine does not reap, because perhaps it cannot reach RQDs that a worker can, and what it cannot reach may be
+    alive.
+    """
     from opencue_sched.celery import app
 
     def running() -> set[tuple[str, str]]:

@@ -34,7 +34,7 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.comments import add_comment
 from opencue_sched.store.limits import list_holders
-from opencue_sched.store.named_rows import NamedRow
+from opencue_sched.store.named_rows import NamedRow, id_of
 from opencue_sched.store.reports import lock_cores
 
 _THREAD_MODES = {mode.value: mode.name for mode in ThreadMode}
@@ -102,7 +102,7 @@ def list_hosts(
 ) -> Done:
     """List hosts with what is idle on them. Ping is how long ago the last report came."""
     tags = None if tag is None else [tag]
-    found = hosts.list_hosts(connection, alloc_id=alloc and alloc.id, tags=tags, **wanted, most=most + 1)
+    found = hosts.list_hosts(connection, alloc_id=id_of(alloc), tags=tags, **wanted, most=most + 1)
     return _COLUMNS.listed(found, most=most)
 
 
@@ -308,6 +308,7 @@ _PLACES = (
 
 
 def _ids(places: dict[str, NamedRow | None]) -> dict[str, Any]:
+    """The ids of the rows that options name, by the options' parameters; without those that are not given."""
     return {key: row.id for key, row in places.items() if row is not None}
 
 
@@ -353,15 +354,15 @@ def kill(
     if not yes:
         ask_first(f"Kill {plural(number, 'frame')} of {plural(len(by_job), 'job')}?")
     results = []
-    with control(engine) as (jobs_control, alive):
+    with control(engine) as (jobs_control, unconfirmed):
         for job, frames in by_job.items():
             with working(f"killing frames of {job.name}, and confirming that they are dead"):
                 note = commenting(job.id, "killed", reason)
                 result = jobs_control.kill_frames(frames, reason=who_and_why("killed", reason), note=note)
-            results.append(settle(engine, job, result, alive, force=force))
+            results.append(settle(engine, job, result, unconfirmed, force=force))
     killed = [frame for ended, _ in results for frame in ended.changed]
     deferred = [frame for ended, _ in results for frame in ended.deferred]
     silent = [host for _, of_job in results for host in of_job]
     document = {"killed": killed, "deferred": deferred, "silent_hosts": silent}
-    left = any(ended.deferred or ended.refusal for ended, _ in results)
-    return Done(f"{plural(len(killed), 'frame')} killed and waiting again", document, status=int(left))
+    incomplete = any(ended.deferred or ended.refusal for ended, _ in results)
+    return Done(f"{plural(len(killed), 'frame')} killed and waiting again", document, status=int(incomplete))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,13 +50,13 @@ from opencue_sched.domain.frame_command import log_path
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.moments import moment_of
 from opencue_sched.domain.names import plural
-from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.domain.states import ExitStatus, FrameState, JobState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, memory_text
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.history import finished_jobs
-from opencue_sched.store.named_rows import NamedRow
+from opencue_sched.store.named_rows import NamedRow, id_of
 from opencue_sched.store.shows import set_rows
 from opencue_sched.store.submit import set_start_after
 
@@ -94,6 +93,7 @@ _COLUMNS = Columns(
 
 
 _ANY = "ANY"
+# Frames are in SETUP for no longer than a submission takes.
 _FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
 _FRAME_COLUMNS = Columns(
     Column("frame", "Frame", "name", importance=NAME),
@@ -103,7 +103,7 @@ _FRAME_COLUMNS = Columns(
     Column("cores", read=in_cores("centicores")),
     Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
     Column("retries", "Retries"),
-    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status), importance=HIGH),
+    Column("exit_status", "Exit", show=lambda status: _exit_text(status), importance=HIGH),
     Column("started", "Start", importance=LOW),
     Column("", "Runtime", lambda frame: _runtime(frame)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, age_text),
@@ -148,11 +148,12 @@ job_command = Commands("job")
 @job_command.on_farm("wait demo-sh010-alice_comp_v001 && echo done")
 @_JOBS
 def wait(engine: Engine, chosen: list[NamedRow]) -> Done:
-    """Wait until jobs have ended, and show how far each layer is; without a terminal in lines, as JSON only the end.
+    """Wait until jobs have ended, and show how far each layer is.
 
-    A job with dead frames has ended when nothing else of it can run; one that is paused is waited for. Time left is
-    told by the mean of the layer's frames so far. Exit status: 0 all frames of all jobs succeeded; 1 if some are dead
-    or were eaten, or a job was killed or removed.
+    On a terminal the layers stay in sight; without a terminal a line for each comes now and then; with --json only how
+    the jobs ended is printed. The time left follows from the mean run time of the layer's frames so far. A job with
+    dead frames has ended when nothing else of it can run; a paused job is waited for. Exit status: 0 all frames of all
+    jobs succeeded; 1 if some are dead or were eaten, or a job was killed or removed.
     """
     return wait_for(engine, chosen)
 
@@ -174,30 +175,30 @@ def list_jobs(
     since: date | None,
     most: int,
     watched: bool,
-    **wanted: str | None,
+    **user_and_part: str | None,
 ) -> Done:
     """List jobs, by priority and age. Booked is the number of running frames, Cores what they hold.
 
-    With --state finished --since DAY those that ended, the last first, and what they took: also jobs that are in
-    OpenCue's history alone.
+    With --state finished --since DAY the jobs that ended since then, the last first, and what they took. These may be
+    in OpenCue's history alone.
     """
     if since is not None:
         if state != "finished" or watched:
             raise click.UsageError("--since goes with --state finished")
         with engine.connect() as connection:
-            return _finished(connection, first_second(since), show and show.id, most, **wanted)
+            return _finished(connection, first_second(since), id_of(show), most, **user_and_part)
 
     def find(most: int) -> Sequence[jobs.JobView]:
-        of_show = show and show.id
-        return ask(engine, jobs.list_jobs, show_id=of_show, state=_STATES[state], **wanted, most=most)
+        return ask(engine, jobs.list_jobs, show_id=id_of(show), state=_STATES[state], **user_and_part, most=most)
 
     if watched:
-        _COLUMNS.watch(lambda rows: find(min(most, rows)))
+        _COLUMNS.watch(lambda rows_that_fit: find(min(most, rows_that_fit)))  # until Ctrl-C ends the command
     return _COLUMNS.listed(find(most + 1), most=most)
 
 
-def _finished(connection: Connection, since: int, show_id: str | None, most: int, **wanted: str | None) -> Done:
-    found = finished_jobs(connection, since, show_id=show_id, **wanted, most=most + 1)
+def _finished(connection: Connection, since: int, show_id: str | None, most: int, **user_and_part: str | None) -> Done:
+    """The jobs that ended since a moment, in seconds since 1970: ``most`` of them, with notes on the history."""
+    found = finished_jobs(connection, since, show_id=show_id, **user_and_part, most=most + 1)
     listed = FINISHED_COLUMNS.listed(found, most=most)
     return replace(listed, notes=[*listed.notes, *notes_on_history(connection)])
 
@@ -207,50 +208,87 @@ def _finished(connection: Connection, since: int, show_id: str | None, most: int
 def info(connection: Connection, job: NamedRow) -> Done:
     """Show one job with its layers: counts, needs, and since when frames could run.
 
-    Eligible Time is when the next waiting frame of the layer could have run first. `opencue-sched explain` says why
-    they wait.
+    Eligible Time is the time since which the next waiting frame of the layer could run. `opencue-sched explain` says
+    why it waits.
     """
     layers = jobs.layers_of(connection, job.id)
     columns = _COLUMNS.and_also(comments_column(connection, "job", job.id))
     return columns.shown(jobs.job_of(connection, job.id), "layers", layers, _LAYER_COLUMNS)
 
 
-def _set_command(example: str, table: str, column: str, does: str, kind: Any = None, *, many: str = "") -> None:
-    """Add a command that sets a column of jobs to what is typed, of a kind; without a kind, whether the command's name
-    is that of the column. ``many`` is the verb of its question, where it takes filters as well as names."""
-    verb, *typed = example.split()
-    value = click.Argument(["value"], type=kind, metavar=verb.rpartition("-")[2].upper())
-    words = " ".join((verb, "demo-sh010-alice_comp_v001", *typed))
+def _set_columns(
+    engine: Engine, chosen: Sequence[NamedRow], table: str, columns: Mapping[str, Any], did: str, reason: str | None
+) -> Done:
+    """Set columns of jobs in a table, with a comment on each job that says what was done (``did``), and list the
+    jobs."""
+    ids = [job.id for job in chosen]
+    with engine.begin() as connection:
+        set_rows(connection, table, "pk_job", ids, columns)
+        comment_on_jobs(connection, ids, did, reason)
+        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
 
-    @job_command.on_farm(words, does=does, params=[value] if kind else [], context_settings=NEGATIVE_NUMBERS)
-    @(choosing_jobs(many, _COLUMNS) if many else _JOBS)
+
+@job_command.on_farm("pause demo-sh010-alice_comp_v001")
+@choosing_jobs("Pause", _COLUMNS)
+@reason_option
+def pause(engine: Engine, chosen: list[NamedRow], reason: str | None) -> Done:
+    """Pause jobs: nothing more of them is booked; what runs goes on."""
+    return _set_columns(engine, chosen, "job", {"b_paused": True}, "paused", reason)
+
+
+@job_command.on_farm("unpause demo-sh010-alice_comp_v001")
+@choosing_jobs("Unpause", _COLUMNS)
+@reason_option
+def unpause(engine: Engine, chosen: list[NamedRow], reason: str | None) -> Done:
+    """Let paused jobs go on."""
+    return _set_columns(engine, chosen, "job", {"b_paused": False}, "unpaused", reason)
+
+
+def _add_value_command(example: str, column: str, does: str, kind: Any, *, question: str = "") -> None:
+    """Add a command that sets a column of job_resource to the value that is typed, which ``kind`` reads.
+
+    ``example`` is the name of the command and a value. With a ``question``, which is asked before many jobs are
+    changed, the command takes filters as well as names of jobs.
+    """
+    name, example_value = example.split()
+    value_argument = click.Argument(
+        ["value"], type=kind, metavar=name.removeprefix("max-").removeprefix("min-").upper()
+    )
+    in_centicores = kind in (core_cap, core_count)
+
+    @job_command.on_farm(
+        f"{name} demo-sh010-alice_comp_v001 {example_value}",
+        does=does,
+        params=[value_argument],
+        context_settings=NEGATIVE_NUMBERS,
+    )
+    @(choosing_jobs(question, _COLUMNS) if question else _JOBS)
     @reason_option
-    def set_column(
-        engine: Engine, chosen: list[NamedRow], reason: str | None, value: int | bool = verb == "pause"
-    ) -> Done:
-        ids = [job.id for job in chosen]
-        amount = cores(value) if kind in (core_cap, core_count) else value
-        with engine.begin() as connection:
-            set_rows(connection, table, "pk_job", ids, {column: value})
-            comment_on_jobs(connection, ids, f"{verb} {amount}" if kind else f"{verb}d", reason)
-            return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
+    def set_value(engine: Engine, chosen: list[NamedRow], reason: str | None, value: int) -> Done:
+        did = f"{name} {cores(value) if in_centicores else value}"
+        return _set_columns(engine, chosen, "job_resource", {column: value}, did, reason)
 
 
-_MOST = "Set the most {} jobs may use; 0 or -1 is no cap. What runs above it goes on.".format
-_PRIORITY = WholeNumber(-INT_MAX, INT_MAX)
-_set_command("pause", "job", "b_paused", "Pause jobs: nothing more of them is booked; what runs goes on.", many="Pause")
-_set_command("unpause", "job", "b_paused", "Let paused jobs go on.", many="Unpause")
-_set_command(
+_add_value_command(
     "priority 80",
-    "job_resource",
     "int_priority",
     "Set the priority of jobs; higher goes first.",
-    _PRIORITY,
-    many="Set the priority of",
+    WholeNumber(-INT_MAX, INT_MAX),
+    question="Set the priority of",
 )
-_set_command("max-cores 200", "job_resource", "int_max_cores", _MOST("cores"), core_cap)
-_set_command("min-cores 10", "job_resource", "int_min_cores", "Set the cores jobs should get at least.", core_count)
-_set_command("max-gpus 4", "job_resource", "int_max_gpus", _MOST("GPUs"), gpu_cap)
+_add_value_command(
+    "max-cores 200",
+    "int_max_cores",
+    "Set the most cores jobs may use; 0 or -1 is no cap. What runs above it goes on.",
+    core_cap,
+)
+_add_value_command("min-cores 10", "int_min_cores", "Set the cores jobs should get at least.", core_count)
+_add_value_command(
+    "max-gpus 4",
+    "int_max_gpus",
+    "Set the most GPUs jobs may use; 0 or -1 is no cap. What runs above it goes on.",
+    gpu_cap,
+)
 
 
 @job_command.on_farm("set demo-sh010-alice_comp_v001 --max-retries 3 --autoeat")
@@ -266,13 +304,12 @@ def set_jobs(
     columns = {column: value for column, value in given.items() if value is not None}
     if not columns:
         raise click.UsageError("say what to change; see --help")
-    said = [f"max retries {max_retries}"] if max_retries is not None else []
-    said += [f"auto-eat {'on' if autoeat else 'off'}"] if autoeat is not None else []
-    ids = [job.id for job in chosen]
-    with engine.begin() as connection:
-        set_rows(connection, "job", "pk_job", ids, columns)
-        comment_on_jobs(connection, ids, f"set {', '.join(said)}", reason)
-        return _COLUMNS.listed(jobs.list_jobs(connection, job_ids=ids))
+    did = []
+    if max_retries is not None:
+        did.append(f"max retries {max_retries}")
+    if autoeat is not None:
+        did.append(f"auto-eat {'on' if autoeat else 'off'}")
+    return _set_columns(engine, chosen, "job", columns, f"set {', '.join(did)}", reason)
 
 
 add_comment_command(job_command, JOB, "job", 'comment demo-sh010-alice_comp_v001 "the camera is wrong, wait for v002"')
@@ -301,10 +338,12 @@ def list_depends(connection: Connection, job: NamedRow, met: bool) -> Done:
 
 
 def _what_waits(depend: jobs.Depend) -> str:
+    """The frame or layer of the job that waits, or that the whole job does."""
     return depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "the job")
 
 
 def _depend_state(depend: jobs.Depend) -> str:
+    """Whether a dependency is met; where it groups pairs of frames, how many of these are open."""
     if not depend.active:
         return "met"
     return "open" if depend.open_pairs is None else f"{depend.open_pairs} of {depend.pairs} open"
@@ -365,16 +404,23 @@ def add_depend(
 
     if on_job is None and on_layer is None:
         raise click.UsageError("say what to wait for: --on a job, --on-layer a layer")
-    named = {"job": on_job and on_job.id, "layer": on_layer, "frame": on_frame, "type": kind}
+    named = {"job": id_of(on_job), "layer": on_layer, "frame": on_frame, "type": kind}
     depend = depend_of({key: value for key, value in named.items() if value is not None}, of_layer=bool(layer_name))
-    words = (on_frame is not None and f"frame {on_frame}", on_layer and f"layer {on_layer}", on_job and on_job.name)
-    on = " of ".join(word for word in words if word)
+    words = []
+    if on_frame is not None:
+        words.append(f"frame {on_frame}")
+    if on_layer:
+        words.append(f"layer {on_layer}")
+    if on_job is not None:
+        words.append(on_job.name)
+    on = " of ".join(words)
 
     def note(connection: Connection) -> None:
         comment_on_jobs(connection, [job.id], f"{layer_name or 'the job'} waits for {on}", reason)
 
     added = job_control.add_depend(engine, job, layer_name, depend, get_settings().release, note=note)
-    text = "what it would wait for is over already" if added.met else f"{plural(added.frames, 'frame')} wait for {on}"
+    waiting = plural(added.frames, "frame waits", "frames wait")
+    text = "what it would wait for is over already" if added.met else f"{waiting} for {on}"
     document = {"job": job.name, "depends": added.rows, "frames": added.frames, "met": added.met}
     return Done(f"{job.name}: {text}", document)
 
@@ -383,31 +429,35 @@ def add_depend(
 @_JOB
 def tree(engine: Engine, job: NamedRow) -> Done:
     """Show what a job waits for, over all jobs, and what waits for it: open dependencies only."""
-    return depend_trees(job, *ask(engine, _both_ways, job.id))
+    waits_for, waited_for_by = ask(engine, _both_ways, job.id)
+    return depend_trees(job, waits_for, waited_for_by)
 
 
 def _both_ways(connection: Connection, job_id: str) -> tuple[Sequence[jobs.Depend], Sequence[jobs.Depend]]:
+    """The dependencies of what a job waits for, and of what waits for the job."""
     return jobs.depends_around(connection, job_id), jobs.depends_around(connection, job_id, upwards=True)
 
 
 # ``opencue-sched job frames|kill|retry|eat``.
 
 
-def _selecting(state: str) -> list[click.Parameter]:
-    kind, several = click.Choice(_FRAME_STATES, case_sensitive=False), "May be given several times."
-    said = f"Only in this state, or ANY; {state} unless given. {several}"
+def _selecting(default_state: str) -> list[click.Parameter]:
+    """The options that select frames: ``layers``, ``numbers`` and ``states``, which `_arguments` takes."""
+    several = "May be given several times."
+    state = click.Choice(_FRAME_STATES, case_sensitive=False)
+    which_state = f"Only in this state, or ANY; {default_state} unless given. {several}"
     return [
         click.Option(["--layer", "layers"], multiple=True, metavar="NAME", help=f"Only of this layer. {several}"),
         click.Option(["--frames", "numbers"], type=frame_range, metavar="RANGE", help="Only of these numbers."),
-        click.Option(["--state", "states"], multiple=True, type=kind, default=[state], help=said),
+        click.Option(["--state", "states"], multiple=True, type=state, default=[default_state], help=which_state),
     ]
 
 
-def _wanted(
+def _arguments(
     connection: Connection, job: NamedRow, layers: Sequence[str], numbers: FrameRange | None, states: Sequence[str]
 ) -> dict[str, Any]:
-    """The arguments by which store.jobs is asked for frames of a job. Raises InvalidInput for a layer that the job does
-    not have."""
+    """The arguments with which store.jobs.frames_of finds the selected frames of a job. Raises InvalidInput for a layer
+    that the job does not have."""
     ids = layer_ids(connection, job, layers)
     in_states = None if _ANY in states else [FrameState(state) for state in states]
     return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
@@ -418,7 +468,7 @@ def _wanted(
 @most_option(1000)
 def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -> Done:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved."""
-    found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
+    found = jobs.frames_of(connection, job.id, **_arguments(connection, job, **selection), most=most + 1)
     return _FRAME_COLUMNS.listed(found, most=most)
 
 
@@ -429,28 +479,46 @@ def frames(connection: Connection, job: NamedRow, most: int, **selection: Any) -
 def kill(engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool) -> Done:
     """End jobs for good: their running frames are killed, nothing more of them is booked.
 
-    Exit status 1 if a frame could not be confirmed dead, or the database refused a change; the scheduler goes on
-    trying, and of silent hosts it is said when it gives them up.
+    Exit status 1 if a frame could not be confirmed dead, or the database refused a change. The scheduler goes on trying
+    to end such a frame; where its host is silent, this says when the scheduler gives the host up.
     """
-    with control(engine) as (jobs_control, alive):
+    lines, documents, incomplete = [], [], False
+    with control(engine) as (jobs_control, unconfirmed):
         with working("killing what runs, and confirming that it is dead"):
             why = who_and_why("killed", reason)
-            notes = {job: commenting(job.id, "killed", reason, of_frames=False) for job in chosen}
-            ended = [(job, jobs_control.kill_job(job.id, reason=why, note=notes[job])) for job in chosen]
-        killed = [(job, *settle(engine, job, kill, alive, force=force)) for job, kill in ended]
-    lines, documents = [], []
-    for job, kill, silent in killed:
-        otherwise = "was finished already:" if kill.refusal is None else "not killed:"
-        verb = "killed" if kill.finished else otherwise
-        lines.append(f"{verb} {job.name}, {plural(len(kill.changed), 'running frame')} stopped")
-        known = {"job": job.name, "id": job.id, "finished": kill.finished, "stopped": kill.changed}
-        documents.append({**known, "deferred": kill.deferred, "silent_hosts": silent})
-    return Done(lines, documents, status=int(any(kill.deferred or kill.refusal for _, kill, _ in killed)))
+            killed = [
+                (
+                    job,
+                    jobs_control.kill_job(
+                        job.id, reason=why, note=commenting(job.id, "killed", reason, of_frames=False)
+                    ),
+                )
+                for job in chosen
+            ]
+        for job, first_result in killed:
+            result, silent = settle(engine, job, first_result, unconfirmed, force=force)
+            incomplete |= bool(result.deferred or result.refusal)
+            if result.finished:  # by this command
+                outcome = "killed"
+            else:
+                outcome = "was finished already:" if result.refusal is None else "not killed:"
+            lines.append(f"{outcome} {job.name}, {plural(len(result.changed), 'running frame')} stopped")
+            documents.append(
+                {
+                    "job": job.name,
+                    "id": job.id,
+                    "finished": result.finished,
+                    "stopped": result.changed,
+                    "deferred": result.deferred,
+                    "silent_hosts": silent,
+                }
+            )
+    return Done(lines, documents, status=int(incomplete))
 
 
-def _change_command(verb: str, example: str, does: str) -> None:
-    """Add a command that changes frames of jobs, and kills those of them that run first."""
-
+def _add_change_command(verb: str, example: str, does: str) -> None:
+    """Add a command that changes frames of jobs, after it has killed those that run. ``verb`` says what becomes of the
+    frames: retried or eaten."""
     question = f"{example.split()[0].capitalize()} frames of"
 
     @job_command.on_farm(example, does=does, params=_selecting(FrameState.DEAD.value))
@@ -460,27 +528,28 @@ def _change_command(verb: str, example: str, does: str) -> None:
     def change_frames(
         engine: Engine, chosen: list[NamedRow], reason: str | None, force: bool, **selection: Any
     ) -> Done:
-        frames = _frames_to_change(engine, chosen, **selection)
+        names_by_job = _frames_to_change(engine, chosen, **selection)
         results, refusals = [], []
-        with control(engine) as (jobs_control, alive):
+        with control(engine) as (jobs_control, unconfirmed):
             change = jobs_control.eat_frames if verb == "eaten" else jobs_control.retry_frames
-            for job, names in frames.items():
+            for job, names in names_by_job.items():
                 note = commenting(job.id, verb, reason)
                 try:
                     with working(f"changing frames of {job.name}, and confirming that what ran is dead"):
-                        result = change(list(names), reason=who_and_why(verb, reason), note=note)
+                        first_result = change(list(names), reason=who_and_why(verb, reason), note=note)
                 except InvalidInput as error:  # this job cannot be pending again; the others are changed all the same
-                    if len(frames) == 1:
+                    if len(names_by_job) == 1:
                         raise
                     refusals.append(f"error: {error}")
                     continue
-                changed, deferred = result.changed, result.deferred
-                result, silent = settle(engine, job, result, alive, force=force)
-                if verb == "eaten" and (reaped := set(deferred) - set(result.deferred)):  # they wait again
-                    also = partial(_note_also, note, changed)
-                    again = change(sorted(reaped), reason=who_and_why(verb, reason), note=also)
-                    again, _ = settle(engine, job, again, alive, force=False)
-                    result = replace(result, refusal=again.refusal or result.refusal)
+                result, silent = settle(engine, job, first_result, unconfirmed, force=force)
+                reaped = set(first_result.deferred) - set(result.deferred)
+                if verb == "eaten" and reaped:
+                    # A frame that is reaped waits again. That is all a retry wants, but here it is still to be eaten.
+                    also = _noting_also(note, first_result.changed)
+                    of_reaped = change(sorted(reaped), reason=who_and_why(verb, reason), note=also)
+                    of_reaped, _ = settle(engine, job, of_reaped, unconfirmed, force=False)
+                    result = replace(result, refusal=of_reaped.refusal or result.refusal)
                 results.append((job, names, result, silent))
         documents = [
             {
@@ -493,20 +562,27 @@ def _change_command(verb: str, example: str, does: str) -> None:
             for job, names, result, silent in results
         ]
         lines = [f"{job.name}: {plural(len(result.changed), 'frame')} {verb}" for job, _, result, _ in results]
-        left = bool(refusals) or any(result.deferred or result.refusal for _, _, result, _ in results)
+        incomplete = bool(refusals) or any(result.deferred or result.refusal for _, _, result, _ in results)
         # Scripts that name one job have always got one document.
-        named = len(click.get_current_context().params["chosen"]) == 1
-        return Done(lines, documents[0] if named else documents, refusals, status=int(left))
+        one_was_named = len(click.get_current_context().params["chosen"]) == 1
+        return Done(lines, documents[0] if one_was_named else documents, refusals, status=int(incomplete))
 
 
-def _note_also(note: Note, before: Sequence[str], connection: Connection, frame_ids: Collection[str]) -> None:
-    """Call ``note`` with the frames changed now and those that an earlier call changed (``before``)."""
-    note(connection, (*before, *frame_ids))
+def _noting_also(note: Note, before: Sequence[str]) -> Note:
+    """A Note that calls ``note`` with the frames changed now and those that an earlier call changed (``before``)."""
+
+    def note_all(connection: Connection, frame_ids: Collection[str]) -> None:
+        note(connection, (*before, *frame_ids))
+
+    return note_all
 
 
 def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: Any) -> dict[NamedRow, dict[str, str]]:
-    """The names of the selected frames by their ids, of each job that has such frames. Raises InvalidInput where no job
-    has, and for a layer that the only job has not; of several jobs each has those of the layers that it has."""
+    """The names of the selected frames by their ids, for each job that has such frames.
+
+    Of several jobs each need have only some of the layers that are selected. Raises InvalidInput where no job has a
+    selected frame, and where a single job lacks a layer.
+    """
     found: dict[NamedRow, dict[str, str]] = {}
     with engine.connect() as connection:
         for job in chosen:
@@ -516,8 +592,8 @@ def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: A
                 layers = [name for name in layers if name in known]
                 if not layers:
                     continue
-            wanted = _wanted(connection, job, **selection | {"layers": layers})
-            if frames := jobs.frames_of(connection, job.id, **wanted):
+            arguments = _arguments(connection, job, **selection | {"layers": layers})
+            if frames := jobs.frames_of(connection, job.id, **arguments):
                 found[job] = {frame.id: frame.name for frame in frames}
     if not found:
         asked = " or ".join(selection["states"])
@@ -526,14 +602,14 @@ def _frames_to_change(engine: Engine, chosen: Sequence[NamedRow], **selection: A
     return found
 
 
-_change_command(
+_add_change_command(
     "retried",
     "retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY",
     "Let frames run again: the dead ones, unless --state says which. Running ones are killed first.\n\n"
     "A job that was finished is pending again, which is refused while another of its name is. Exit status 1 if a "
     "running frame could not be confirmed dead.",
 )
-_change_command(
+_add_change_command(
     "eaten",
     "eat demo-sh010-alice_comp_v001 --frames 7",
     "Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.\n\n"
@@ -546,13 +622,19 @@ def _state(job: jobs.JobView) -> str:
     return "PAUSED" if job.paused and job.state == "PENDING" else str(job.state)
 
 
+def _exit_text(status: int) -> str:
+    """The exit status of a frame's last run; empty where no run has ended."""
+    return "" if status == ExitStatus.NONE else str(status)
+
+
 def _runtime(frame: jobs.FrameView) -> str:
-    """How long a frame has run, or did."""
+    """How long a frame has run, or how long its last run took."""
     return age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
 
 
 def _memory(frame: jobs.FrameView) -> str:
-    """Used (at most, of one that has ended) and reserved, of a frame that was started."""
+    """The memory of a frame that was started, used / reserved: while it runs what it uses now, then the most it
+    used."""
     used = frame.memory_used_kb if frame.state == FrameState.RUNNING else frame.memory_max_kb
     return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
 
@@ -592,9 +674,9 @@ def set_layers(
     reason: str | None,
     **given: Any,
 ) -> Done:
-    """Change layers of a job, also while it runs: frames that start from now on. What runs keeps what it has.
+    """Change layers of a job, also while it runs: for frames that start from now on. What runs keeps what it has.
 
-    Values are those of a job file, and are written as Cuebot writes them. What the farm cannot serve is noted.
+    Values are typed as in a job file, and stored as Cuebot stores them. What the farm cannot serve is noted.
     """
     from opencue_sched.insight.explain import unserved
     from opencue_sched.jobs.job_file import layer_fields
@@ -607,14 +689,14 @@ def set_layers(
     fields = layer_fields(given)
     if "tags" in fields:
         fields["tags"] = join_tags(fields["tags"])
-    chosen = layer_ids(connection, job, layers) or []
+    ids = layer_ids(connection, job, layers) or []
     limits = {"add_limits": {row.name for row in add}, "drop_limits": {row.id for row in drop}}
-    # A completion locks the job that it ends before layers, so the comment comes first.
+    # The comment locks the job. It comes first, because a completion locks the job that it ends before layers.
     comment_on_jobs(connection, [job.id], f"{', '.join(layers)} set: {', '.join(words)}", reason)
-    jobs.set_layers(connection, chosen, fields, **limits)
-    found = [row for row in jobs.layers_of(connection, job.id) if row.id in chosen]
+    jobs.set_layers(connection, ids, fields, **limits)
+    found = [row for row in jobs.layers_of(connection, job.id) if row.id in ids]
     _check(found, jobs.job_of(connection, job.id))
-    notes = unserved(connection, job.id, get_settings(), chosen)
+    notes = unserved(connection, job.id, get_settings(), ids)
     done = _LAYER_COLUMNS.listed(found)
     document = {"job": job.name, "layers": done.document, "notes": notes}
     return Done(done.lines, document, [f"note: {note}" for note in notes])
@@ -635,16 +717,17 @@ def start_after(
     What runs goes on. A moment far ahead holds a layer back. Local time, unless an offset follows.
     """
     now = datetime.now().astimezone()
-    wanted = None if moment == "clear" else moment_of(moment, now).isoformat()
+    start = None if moment == "clear" else moment_of(moment, now).isoformat()
     ids = layer_ids(connection, job, layers) or []
-    said = who_and_why("set", reason)
-    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} start-after {moment}", reason)  # locks the job first
-    set_start_after(connection, dict.fromkeys(ids, wanted), said)
+    # The comment locks the job. It comes first, because a completion locks the job that it ends before layers.
+    comment_on_jobs(connection, [job.id], f"{', '.join(layers)} start-after {moment}", reason)
+    set_start_after(connection, dict.fromkeys(ids, start), who_and_why("set", reason))
     return _LAYER_COLUMNS.listed([row for row in jobs.layers_of(connection, job.id) if row.id in ids])
 
 
 def _check(layers: list[jobs.LayerView], job: jobs.JobView) -> None:
-    """Refuse layers whose values do not go together, by InvalidInput: the transaction is rolled back then."""
+    """Refuse layers whose values do not go together. Raises InvalidInput, with which the caller's transaction is rolled
+    back."""
     for layer in layers:
         if 0 < layer.cores_max < layer.cores_min:
             raise InvalidInput(f"layer {layer.name}: its max cores would be less than its cores")

@@ -35,7 +35,7 @@ from opencue_sched.store import folders, named_rows, shows, submit
 from opencue_sched.store.hosts import list_hosts, move_hosts
 from opencue_sched.store.insight import host_groups
 from opencue_sched.store.jobs import list_jobs
-from opencue_sched.store.named_rows import Kind, NamedRow
+from opencue_sched.store.named_rows import Kind, NamedRow, id_of
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.schema import read_origin
 
@@ -145,7 +145,7 @@ def show_report(connection: Connection, show: NamedRow | None, since: date, by: 
 
     From OpenCue's history, also of jobs that are gone. A run counts on the day it ended, in local time.
     """
-    return report(connection, show and show.id, since, by, as_csv=as_csv)
+    return report(connection, id_of(show), since, by, as_csv=as_csv)
 
 
 @show_command.in_transaction("create demo --managed")
@@ -233,7 +233,7 @@ def list_folders(connection: Connection, show: NamedRow | None) -> Done:
 
     Other commands name a folder by its show and its name or id.
     """
-    return _FOLDER_COLUMNS.listed(folders.list_folders(connection, show and show.id), "folder")
+    return _FOLDER_COLUMNS.listed(folders.list_folders(connection, id_of(show)), "folder")
 
 
 @folder_command.in_transaction("create demo lighting --max-cores 200", params=_CAPS, context_settings=NEGATIVE_NUMBERS)
@@ -357,7 +357,7 @@ def list_subscriptions(connection: Connection, show: NamedRow | None, alloc: Nam
 
     Used is what runs now, in percent of the size; Left is up to the burst.
     """
-    found = shows.list_subscriptions(connection, show_id=show and show.id, alloc_id=alloc and alloc.id)
+    found = shows.list_subscriptions(connection, show_id=id_of(show), alloc_id=id_of(alloc))
     return _SUBSCRIPTION_COLUMNS.listed(found, "subscription")
 
 

@@ -31,6 +31,11 @@ class NamedRow(NamedTuple):
     name: str
 
 
+def id_of(row: NamedRow | None) -> str | None:
+    """The id of a row that an option may name; None where the option is not given."""
+    return None if row is None else row.id
+
+
 _TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
 """Tables with another name than their kind. The key column of every table is ``pk_{table}``."""
 

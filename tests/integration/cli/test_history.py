@@ -126,6 +126,7 @@ def test_where_history_is_off_they_say_so(cli: Cli, jobs: dict[str, JobIds], eng
         (("show", "report", "--since", "1999-12-31"), ["1999-12-31"]),
         (("show", "report", "--since", "5000d"), ["ten years"]),
         (("job", "list", "--since", "today"), ["--since", "--state"]),
+        (("show", "report", "--since", "0005000d"), ["0005000d"]),
     ],
 )
 def test_what_is_wrong_is_said(cli: Cli, words: tuple[str, ...], problem: list[str]) -> None:
