@@ -214,12 +214,13 @@ class _Filler:
             self._ledger.call_under(id_calls("free", part, filling.text, "all"))
 
     def _replace(self, seen: Epoch, wanted: Epoch) -> bool:
-        """Put another epoch in the place of the one that was seen; whether it was still there."""
+        """Put another epoch in the place of the one that was seen; returns whether that was still there."""
         with answering(self._client):
             (answer,), _ = call_scripts(self._client, [epoch_set_call(seen.text, wanted.text)])
         return int(answer) == 1
 
     def _take(self) -> bool:
+        """Take the lease, or renew the one that this process has; returns whether it has the lease now."""
         arguments: list[str | int] = [self._token, round(LEASE_SECONDS * 1000)]
         with answering(self._client):
             return bool(call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], arguments))

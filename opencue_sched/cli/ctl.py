@@ -96,7 +96,8 @@ def restore(cluster: str) -> Done:
 
 
 def _uuids(postings: ClusterPostings, cluster: str) -> list[str]:
-    """The postings of a cluster, by its key (without a shard: in all of them) or by the id of one."""
+    """The uuids of postings: of those of a cluster by its key (without a shard: for all shards), or of one by its own
+    uuid. Raises InvalidInput where there is none."""
     found = postings.find_all(cluster) or ([cluster] if postings.job(cluster) else [])
     if not found:
         raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
@@ -220,8 +221,8 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
     """Have one cluster dispatched now, even if it sleeps.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
-    worker answered in time, with the reason on standard error. Without: 0, and the state that its posting has then; one
-    in the trash or delayed is taken by no worker.
+    worker answered in time, with the reason on standard error. Without --wait: 0, and the state of the cluster's
+    posting; no worker takes a posting that is in the trash or delayed.
     """
     settings = get_settings()
     with database() as engine, engine.connect() as connection:

@@ -55,7 +55,7 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
 
 
 def _one_frame(connection: Connection, job: NamedRow, word: str, layers: tuple[str, ...]) -> FrameView:
-    """The frame of a name, an id or a number. Raises InvalidInput unless it is one."""
+    """The frame of a job with this name, id or number. Raises InvalidInput where no frame has it, or several have."""
     ids = layer_ids(connection, job, layers)
     numbers = [int(word)] if word.isdecimal() else None
     named = word if numbers is None else None

@@ -318,7 +318,7 @@ def _keyboard() -> Iterator[int]:
 
 
 def _keys(keyboard: int) -> Iterator[str]:
-    """What was typed, key by key; a key that sends several bytes is one."""
+    """What was typed, key by key. A key that sends several bytes counts as one key."""
     typed = os.read(keyboard, 1024)
     while typed.endswith((b"\x1b", b"\x1b[", b"\x1bO")) and select.select([keyboard], [], [], _REST_OF_KEY_SECONDS)[0]:
         typed += os.read(keyboard, 1024)

@@ -129,7 +129,7 @@ class PreparedStatements:
         count once or twice, and either way plans of an earlier generation are not used again."""
 
     def send(self, cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
-        """SQLAlchemy's hook in place of the sending of a statement; whether it was sent."""
+        """SQLAlchemy's hook in place of the sending of a statement; returns whether it has sent the statement."""
         if not self._sessions.own or not context.execution_options.get(_OPTION):
             return False
         message, info, now = _cut(statement), context.root_connection.info, self._clock()

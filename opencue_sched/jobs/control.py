@@ -162,7 +162,7 @@ class JobControl:
             refusal = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
             try:
                 if then is not None and left is not None:
-                    step = partial(_noted, partial(then, left), note, tuple(changed))
+                    step = _with_note(then, left, note, tuple(changed))
                     changed |= dict.fromkeys(with_counters(self._releaser.engine, step))
                 elif any(outcome.verdict in over for outcome in outcomes):
                     with self._releaser.engine.begin() as connection:
@@ -191,19 +191,19 @@ def _refusal(error: DBAPIError) -> DBAPIError:
     return error
 
 
-def _noted(
-    then: Callable[[Connection, Counters], list[str]],
-    note: Note,
-    before: Sequence[str],
-    connection: Connection,
-    wider: Counters,
-) -> list[str]:
-    """Call ``then``, and ``note`` with the ids of the frames that it changed and of those changed ``before``. Returns
-    the ids that ``then`` returned."""
-    changed = then(connection, wider)
-    if before or changed:
-        note(connection, (*before, *changed))
-    return changed
+def _with_note(
+    then: _Then, frame_ids: Sequence[str], note: Note, before: Sequence[str]
+) -> Callable[[Connection, Counters], list[str]]:
+    """A transaction that calls ``then`` for frames, and ``note`` with the ids of the frames changed now and of those
+    changed ``before``. It returns the ids that ``then`` returned."""
+
+    def transaction(connection: Connection, wider: Counters) -> list[str]:
+        changed = then(frame_ids, connection, wider)
+        if before or changed:
+            note(connection, (*before, *changed))
+        return changed
+
+    return transaction
 
 
 def _finish(job_id: str, note: Note, connection: Connection, wider: Counters) -> bool:

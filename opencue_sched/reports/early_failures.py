@@ -26,8 +26,8 @@ MOST_RUNS = 1_000
 
 
 def note_early_failures(engine: Engine) -> int:
-    """Note the frames that failed on their hosts lately (store/failed_runs.py); how many. Safe at any time, anywhere. A
-    failure is logged: the next call finds the same frames."""
+    """Note the frames that failed on their hosts lately (store/failed_runs.py), and return how many. Safe at any time,
+    anywhere. An error of PostgreSQL is logged and not raised: the next call finds the same frames."""
     try:
         return _note(engine)
     except SQLAlchemyError as error:

@@ -20,8 +20,8 @@ the next reap."""
 
 
 def drain_history(engine: Engine) -> tuple[int, int]:
-    """Drain the queue, all at once or, if the database refuses it, event by event; how many events left it, and how
-    many of these were not written. A failure is logged."""
+    """Drain the queue, all at once or, if the database refuses that, event by event. Returns how many events left the
+    queue, and how many of these were not written. An error of PostgreSQL is logged and not raised."""
     for one_by_one in (False, True):
         try:
             with engine.begin() as connection:

@@ -262,7 +262,7 @@ class ReportService:
                 self._tell(name, error)
 
     def _tell(self, host_name: str, error: Exception) -> bool:
-        """Count and log why a host's mail was not handled; whether a store is in trouble."""
+        """Count and log why a host's mail was not handled; returns whether a store is in trouble."""
         if isinstance(error, InvalidInput):
             self.log_refusal(host_name, str(error))
             return False
