@@ -3,9 +3,9 @@
     pytest -p tests.side_by_side --numprocesses 6 --dist loadgroup tests
 
 A file of unit or integration tests goes to whichever process is free, in the order given. So does a test of whole
-processes, except that its cases, and all tests of a file whose fleet takes long to start, stay together. (The marks
-that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that in the end
-no process works alone; and they are spread over the others, because they wait as long as the others compute.
+processes, except that its cases, and all tests of a file whose fleet or browser takes long to start, stay together.
+(The marks that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that
+in the end no process works alone; and they are spread over the others, because they wait as long as the others compute.
 
 How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
 any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds that the mark
@@ -26,6 +26,7 @@ from xdist.workermanage import WorkerController
 SHARING_A_FLEET = {
     "test_celery_commands.py",
     "test_coordination_leader.py",
+    "test_farm_page.py",
     "test_real_rqd.py",
     "test_stores.py",
     "test_wheel.py",

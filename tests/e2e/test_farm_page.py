@@ -68,6 +68,12 @@ LONGEST_TIME_FITS = """(() => {
 })()"""
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
 @pytest.fixture
 def fleet(settings, engine, redis_client, tmp_path) -> Iterator[FleetOnTest]:
     with engine.begin() as connection:
@@ -85,7 +91,7 @@ def job_of(fleet: FleetOnTest, *layers: LayerSpec, name: str) -> str:
         return farm.job(layers=layers, show=show, name=name, os=None).id
 
 
-def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
+def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet, chromium):
     # given a job of which as much runs as its show may have
     wide = LayerSpec(frames=6, name="render")
     paused = job_of(fleet, LayerSpec(frames=2, name=EVIL), name="paused-job")
@@ -93,7 +99,7 @@ def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet):
         connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": paused})
     job_of(fleet, wide, name="lively-job")
     fleet.wait_for("four frames on hosts", lambda: len(fleet.farm.running()) == 4)
-    with flower(fleet) as address, Browser() as browser:
+    with flower(fleet) as address, chromium.visit() as browser:
         browser.open(f"{address}/farm")
 
         def row(job: str) -> str:
@@ -172,8 +178,8 @@ def died(fleet, tmp_path) -> str:
     return name
 
 
-def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died):
-    with flower(fleet) as address, Browser() as browser:
+def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died, chromium):
+    with flower(fleet) as address, chromium.visit() as browser:
         for width in (400, 500, 768):
             browser.resize(width, 900)
             browser.open(f"{address}/farm")
@@ -190,13 +196,13 @@ def test_on_a_phone_the_jobs_are_a_list_that_can_be_read(fleet, died):
         assert browser.complaints() == []
 
 
-def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet):
+def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet, chromium):
     # given a host on which frames of three jobs failed
     with fleet.engine.begin() as connection:
         farm = Farm(connection)
         names = (f"harbour-sh0{number}0-a_rather_long_name_of_a_job" for number in range(3))
         failed_on(farm, "render07", [farm.job(name=name, os="none") for name in names])
-    with flower(fleet) as address, Browser() as browser:
+    with flower(fleet) as address, chromium.visit() as browser:
         for width in (1280, 768, 400):
             browser.resize(width, 900)
             browser.open(f"{address}/farm")
@@ -206,8 +212,8 @@ def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet):
         assert browser.complaints() == []
 
 
-def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died):
-    with flower(fleet) as address, Browser() as browser:
+def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died, chromium):
+    with flower(fleet) as address, chromium.visit() as browser:
         # given Flower's own pages, then their menu leads to the farm, and from there to a job
         browser.open(f"{address}/workers")
         link = "[...document.querySelectorAll('nav a')].find((it) => it.textContent === 'Farm').href"
@@ -230,9 +236,9 @@ def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died
         assert status(f"{address}/farm/log?frame=nobody") == 404
 
 
-def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
+def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet, chromium):
     job_of(fleet, LayerSpec(frames=2), name="some-job")
-    with flower(fleet) as address, Browser(width=800, height=900) as browser:
+    with flower(fleet) as address, chromium.visit(width=800, height=900) as browser:
         browser.open(f"{address}/farm")
         eventually(lambda: browser.texts(".job") == ["some-job"], 30, "the job")
         # given no wider page than the window
@@ -259,9 +265,9 @@ def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet):
         eventually(lambda: not browser.text("#banner"), 60, "the end of the banner")
 
 
-def test_who_may_not_see_flower_may_not_see_the_farm(fleet):
+def test_who_may_not_see_flower_may_not_see_the_farm(fleet, chromium):
     paths = ("/farm", "/farm.css", "/farm.js", "/farm/data", "/farm/data?job=x", "/farm/log?frame=x")
-    with flower(fleet, FLOWER_BASIC_AUTH="artist:secret") as address, Browser() as browser:
+    with flower(fleet, FLOWER_BASIC_AUTH="artist:secret") as address, chromium.visit() as browser:
         assert {path: status(address + path) for path in paths} == dict.fromkeys(paths, 401)
         assert {path: status(address + path, "artist:wrong") for path in paths} == dict.fromkeys(paths, 401)
         assert status(f"{address}/farm/data?job=nobody", "artist:secret") == 404

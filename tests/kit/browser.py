@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import tempfile
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,9 +24,12 @@ ANSWER_SECONDS = 60
 
 
 class Browser:
-    """One page of one browser. ``events`` are what DevTools has told, in order, in its own words."""
+    """One page of one browser. ``events`` are what DevTools has told, in order, in its own words.
 
-    def __init__(self, *, width: int = 1280, height: int = 800) -> None:
+    Tests of one file share a browser, each in a `visit`: to start one costs as much as the whole visit of some.
+    """
+
+    def __init__(self) -> None:
         program = next(filter(None, map(shutil.which, NAMES)), None)
         assert program is not None, REMEDY
         self.events: list[dict[str, Any]] = []
@@ -32,7 +37,7 @@ class Browser:
         profile = self._profile.name
         options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
         quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server")
-        where = (f"--user-data-dir={profile}", f"--window-size={width},{height}", "--remote-debugging-port=0")
+        where = (f"--user-data-dir={profile}", "--remote-debugging-port=0")
         with (Path(profile) / "log").open("wb") as log:
             command = [program, *options, *quiet, *where, "about:blank"]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -43,7 +48,6 @@ class Browser:
             self._socket = self._loop.run_until_complete(self._connect())
             for domain in ("Page", "Runtime", "Network", "Log"):
                 self.call(f"{domain}.enable")
-            self.resize(width, height)
         except BaseException:
             self.close()
             raise
@@ -71,6 +75,16 @@ class Browser:
                 assert "error" not in told, f"{method}: {told['error']}"
                 return told["result"]
             self.events.append(told)
+
+    @contextmanager
+    def visit(self, *, width: int = 1280, height: int = 800) -> Iterator[Self]:
+        """The page as that of a new browser with such a window. It is left in the end, while who serves it is there."""
+        self.events.clear()
+        self.resize(width, height)
+        try:
+            yield self
+        finally:
+            self.open("about:blank")
 
     def open(self, address: str) -> None:
         self.call("Page.navigate", url=address)
