@@ -35,6 +35,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
+from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.placement.host_cache import REREAD_SECONDS, REREADS_PER_SECOND
 
 MOST_HOSTS = 100_000
@@ -137,11 +138,12 @@ def run_idle_farms(
     seconds: float,
     console: Console,
     parts: Sequence[float] = IDLE_PARTS,
+    fleet_type: type[Fleet] = Fleet,
 ) -> list[SizeResult]:
     """Farms of these sizes, each with so many workers in turn."""
     results: list[SizeResult] = []
     for part in parts:
-        with workbench(idle.ENVIRONMENT) as bench:
+        with workbench(idle.ENVIRONMENT, fleet_type=fleet_type) as bench:
             shutil.copy(row_meter.__file__, bench.fleet.directory)
             site = _idle_site(bench, max(2, int(part * most_hosts)))
             for count in counts:
@@ -305,6 +307,7 @@ def run_growth(
     console: Console,
     rest_seconds: float = REREAD_SECONDS,
     parts: Sequence[tuple[float, float]] = GROWTH_PARTS,
+    fleet_type: type[Fleet] = Fleet,
 ) -> list[GrowthResult]:
     """The same number of frames on each farm; with each number of workers. What the fleet costs at rest is watched for
     ``rest_seconds`` before: a round of rereads."""
@@ -313,7 +316,8 @@ def run_growth(
     for count in counts:
         found = []
         for hosts, frames in parts:
-            result = _growth(int(hosts * most_hosts), int(frames * most_hosts), count, least, rest_seconds)
+            farm = int(hosts * most_hosts), int(frames * most_hosts)
+            result = _growth(*farm, count, least, rest_seconds, fleet_type)
             console.print(f"  {result.phase}, {count} workers: {result.rows} rows and {result.wal_bytes} B a frame")
             found.append(result)
         smallest, largest = found[0], found[-1]
@@ -346,10 +350,12 @@ class _Moment:
         return self.at - before.at, Spent.between(before.counters, self.counters), self.cpu.since(before.cpu)
 
 
-def _growth(hosts: int, frames: int, workers: int, least: int, rest_seconds: float) -> GrowthResult:
+def _growth(
+    hosts: int, frames: int, workers: int, least: int, rest_seconds: float, fleet_type: type[Fleet]
+) -> GrowthResult:
     """What a frame costs from rest to rest. A process has a thousand frames and more between plan and launch: a reading
     while it is at work would count what some frames cost, and divide it by others."""
-    with workbench(ENVIRONMENT) as bench:
+    with workbench(ENVIRONMENT, fleet_type=fleet_type) as bench:
         load = write_farm(bench, frames, hosts_of(hosts))
         bench.workers(workers)
         bench.fleet.beat()

@@ -173,11 +173,13 @@ def workbench(
     database_url: str | None = None,
     code: Path | None = None,
     configuration: Mapping[str, str] | None = None,
+    fleet_type: type[Fleet] = Fleet,
 ) -> Iterator[Workbench]:
     """Stores from wheels (PostgreSQL only if no ``database_url`` is given), migrated, and an empty fleet.
 
     ``configuration``: what else is in PostgreSQL's configuration.
     ``code``: where the fleet's processes have their code from (`code_of`), if not from here.
+    ``fleet_type``: how they are started.
     """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-bench-")))
@@ -197,7 +199,7 @@ def workbench(
         client = redis.Redis.from_url(cache.url, decode_responses=True, socket_timeout=30)
         stack.callback(client.close)
         path = {"PYTHONPATH": str(code)} if code else {}
-        fleet = stack.enter_context(Fleet({**urls, **path, **environment}, directory))
+        fleet = stack.enter_context(fleet_type({**urls, **path, **environment}, directory))
         yield Workbench(settings, engine, client, fleet, postgres)
 
 

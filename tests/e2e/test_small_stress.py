@@ -11,6 +11,7 @@ from rich.console import Console
 from sqlalchemy import create_engine
 
 from benchmarks.stress import ENVIRONMENT, run_stress
+from benchmarks.warm_start import WarmFleet
 from benchmarks.workbench import workbench
 from opencue_sched.errors import SchedulerError
 from opencue_sched.store import schema
@@ -22,7 +23,7 @@ MOST_STATEMENTS_PER_FRAME = 0.5
 def book_and_count(database_url: str, *, workers: int) -> str:
     """Workers book the farms of the benchmark there, and the audit finds each frame counted. Returns what was told."""
     console = Console(record=True)
-    with workbench(ENVIRONMENT, database_url=database_url) as bench:
+    with workbench(ENVIRONMENT, database_url=database_url, fleet_type=WarmFleet) as bench:
         results = run_stress(bench, workers=workers, scale=0.2, console=console)
     for result in results:
         assert result.passed
