@@ -34,7 +34,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format importable test test-all test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
+.PHONY: help install lint style types architecture format importable test test-all test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,14 +45,21 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing what requirements.lock names into $(VENV); the first time that takes a minute or two"
-	$(PIP) install --quiet --require-hashes --requirement requirements.lock
+	@# Python compiles what is imported, once; pip would compile all that there is, and what waits for it is one core.
+	$(PIP) install --quiet --no-compile --require-hashes --requirement requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-lint: $(INSTALLED) ## Ruff, formatting, strict mypy, the rules of architecture
+lint: style types architecture ## Ruff, formatting, strict mypy, the rules of architecture
+
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
 	$(BIN)/mypy
+
+architecture: $(INSTALLED)
 	$(PYTEST) --quiet tests/unit/test_architecture.py
 
 importable: $(INSTALLED) ## Every test can be imported
