@@ -85,7 +85,9 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _pip(python: Path, *arguments: str) -> None:
     """Isolated: what PYTHONPATH or the user's own packages have would not be installed, and RQD does not see it."""
-    _run([str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments])
+    # RQD imports a part of what is installed; Python compiles that then.
+    quick = ("--quiet", "--disable-pip-version-check", "--no-compile")
+    _run([str(python), "-I", "-m", "pip", "install", *quick, *arguments])
 
 
 def _run(command: list[str]) -> str:
