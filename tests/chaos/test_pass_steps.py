@@ -157,10 +157,12 @@ class Stage:
         assert answer["status"] == (-9 if after else 0), answer
         return list(answer["done"])
 
-    def deaths(self, whole: list[str], last: int) -> range:
+    def deaths(self, whole: list[str], last: int, *, differs: str | None = None) -> range:
         """After how many things a pass is to die, of those that a whole one does. Before the commit, those that launch
-        last do what those do that launch first: they begin to die at the last thing before it."""
-        return range(whole.index(COMMIT) if self.launch_last else 1, last + 1)
+        last do what those do that launch first, and these do what others do before the first thing that ``differs``:
+        they begin to die at the last thing before it."""
+        first = COMMIT if self.launch_last else differs
+        return range(whole.index(first) if first else 1, last + 1)
 
     def goes_on(self, scene: JointScene) -> Counter[Cluster]:
         """Another worker sends what is due, round by round, until the scene is over, once the permits of who died are
@@ -298,7 +300,8 @@ def test_every_cluster_of_a_joint_pass_comes_back_by_itself_wherever_it_dies(sta
     assert of_claims == [CLAIM, CLAIM_WITH, *then]
     stage.goes_on(whole)
 
-    for after in stage.deaths(whole.done, len(whole.done)):
+    # A full plan ends the claims before its commit; until then it does what one does that fits.
+    for after in stage.deaths(whole.done, len(whole.done), differs=END if full else None):
         # when it dies after each single thing
         scene = stage.joint_scene()
         stage.dies_together(scene, after, planned)
