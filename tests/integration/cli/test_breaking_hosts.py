@@ -11,13 +11,12 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from tests.kit.command import Cli
 from tests.kit.failed_runs import failed_on
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
-SAID = (
-    "host render07 may break frames: 4 frames of 4 jobs failed there within the last hour and ran through elsewhere, "
-    "or were not tried elsewhere (a, b, c and 1 more)"
-)
+SAID = ("render07", "4 frames", "4 jobs", "(a, b, c ")
+"""The host, how many frames failed there, of how many jobs, and the names of some."""
 
 
 @pytest.fixture
@@ -36,14 +35,17 @@ def broken(build: Build) -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_it_is_named_with_the_jobs_and_what_to_do(cli: Cli) -> None:
-    found = [it for it in cli("doctor", "--json").json["findings"] if "break frames" in it["text"]]
-    assert [(it["level"], it["what"], it["text"]) for it in found] == [("warn", "hosts", SAID)]
-    assert "opencue-sched host lock render07" in found[0]["remedy"]
-    assert cli("top", "--json").json["breaking_hosts"] == [{"host": "render07", "words": SAID}]
+    found = next(
+        it for it in cli("doctor", "--json").json["findings"] if (it["what"], it["level"]) == ("hosts", "warn")
+    )
+    assert not lacks(found["text"], *SAID)
+    assert "opencue-sched host lock render07" in found["remedy"]
+    assert cli("top", "--json").json["breaking_hosts"] == [{"host": "render07", "words": found["text"]}]
 
 
 @pytest.mark.usefixtures("broken")
 def test_explain_names_it_to_jobs_that_may_run_there(cli: Cli) -> None:
-    assert cli("explain", "a", "--json").json["breaking_hosts"] == [SAID]
-    assert SAID in " ".join(cli("explain", "a").out.split())
+    (said,) = cli("explain", "a", "--json").json["breaking_hosts"]
+    assert not lacks(said, *SAID)
+    assert said in " ".join(cli("explain", "a").out.split())
     assert cli("explain", "elsewhere", "--json").json["breaking_hosts"] == []

@@ -45,27 +45,26 @@ def somebody(environment: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "subject"),
     [
-        (("pause", JOB), "paused"),
-        (("unpause", JOB), "unpaused"),
-        (("priority", JOB, "80"), "priority 80"),
-        (("priority", JOB, "12345678"), "priority 12345678"),
-        (("max-cores", JOB, "12.5"), "max-cores 12.5"),
-        (("set", JOB, "--max-retries", "2", "--autoeat"), "set max retries 2, auto-eat on"),
-        (("retry", JOB), "2 frames retried"),
-        (("eat", JOB), "2 frames eaten"),
-        (("kill", JOB, "--yes"), "killed"),
+        (("pause", JOB), ["paused"]),
+        (("unpause", JOB), ["unpaused"]),
+        (("priority", JOB, "80"), ["priority", " 80"]),
+        (("priority", JOB, "12345678"), ["priority", " 12345678"]),
+        (("max-cores", JOB, "12.5"), ["max-cores", " 12.5"]),
+        (("set", JOB, "--max-retries", "2", "--autoeat"), ["retries", " 2", "eat", " on"]),
+        (("retry", JOB), ["2 ", "retried"]),
+        (("eat", JOB), ["2 ", "eaten"]),
+        (("kill", JOB, "--yes"), ["killed"]),
     ],
 )
 def test_what_a_person_does_to_a_job_is_a_comment_of_it(
-    cli: Cli, farm: None, somebody: None, rows: Rows, words: tuple[str, ...], subject: str
+    cli: Cli, farm: None, somebody: None, rows: Rows, words: tuple[str, ...], subject: list[str]
 ) -> None:
     assert cli("job", *words, "--reason", "the client called").status == 0
     ((user, written, message, marked),) = rows(
         "SELECT comments.str_user, str_subject, str_message, b_comment FROM comments JOIN job USING (pk_job)"
     )
-    assert (user, written, marked) == ("wrangler", subject, True)
-    assert message.startswith(f"{subject} by wrangler on ")
-    assert message.endswith(": the client called")
+    assert (user, lacks(written, *subject), marked) == ("wrangler", [], True)
+    assert not lacks(message, written, "wrangler", "the client called")
 
 
 def test_what_is_set_on_layers_is_a_comment_of_their_job(cli: Cli, farm: None, rows: Rows) -> None:
@@ -146,19 +145,20 @@ def test_frames_changed_in_several_transactions_have_one_comment(
     with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
         environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
         assert cli("job", "eat", JOB, "--state", "ANY").status == 0
-    assert rows("SELECT str_subject FROM comments") == [("2 frames eaten",)]
+    ((subject,),) = rows("SELECT str_subject FROM comments")
+    assert not lacks(subject, "2 ", "eaten")
 
 
 @pytest.mark.parametrize(
     ("words", "subject"),
     [
-        (("proc", "kill", "--job", JOB, "--yes"), "2 frames killed"),
-        (("job", "eat", JOB, "--state", "ANY"), "3 frames eaten"),
-        (("job", "retry", JOB, "--state", "RUNNING"), "2 frames retried"),
+        (("proc", "kill", "--job", JOB, "--yes"), ["2 ", "killed"]),
+        (("job", "eat", JOB, "--state", "ANY"), ["3 ", "eaten"]),
+        (("job", "retry", JOB, "--state", "RUNNING"), ["2 ", "retried"]),
     ],
 )
 def test_a_comment_counts_no_frame_whose_change_was_rolled_back(
-    cli: Cli, build: Build, rows: Rows, environment: pytest.MonkeyPatch, words: tuple[str, ...], subject: str
+    cli: Cli, build: Build, rows: Rows, environment: pytest.MonkeyPatch, words: tuple[str, ...], subject: list[str]
 ) -> None:
     # given a job of three frames that run, of which COMMIT refuses to end the second, and one that waits
     def make(farm: Farm) -> None:
@@ -177,7 +177,8 @@ def test_a_comment_counts_no_frame_whose_change_was_rolled_back(
     with SimulatedFarm([SimulatedSpec(HOST)]) as rendering:
         environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(rendering.addresses))
         assert cli(*words).status == 1
-    assert rows("SELECT str_subject FROM comments") == [(subject,)]
+    ((told,),) = rows("SELECT str_subject FROM comments")
+    assert not lacks(told, *subject)
 
 
 def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -> None:
@@ -191,8 +192,9 @@ def test_comments_are_shown_with_the_job(cli: Cli, farm: None, somebody: None) -
     )
     assert second["subject"] == "paused"
     shown = cli("job", "info", JOB).out
-    assert "wrangler: camera: wait for v002 the camera is wrong\n" in shown
-    assert "wrangler: paused by wrangler on " in shown
+    about, change = (line for line in shown.splitlines() if "wrangler" in line)
+    assert not lacks(about, "camera", "wait for v002 the camera is wrong")
+    assert "paused" in change
 
 
 def test_a_host_has_comments_and_the_reason_of_its_lock(cli: Cli, farm: None, somebody: None, rows: Rows) -> None:
@@ -200,7 +202,7 @@ def test_a_host_has_comments_and_the_reason_of_its_lock(cli: Cli, farm: None, so
     assert cli("host", "lock", HOST, "--reason", "fan").status == 0
     written, locked = cli("host", "info", HOST, "--json").json["comments"]
     assert (written["subject"], written["message"]) == ("ticket 4711", "ticket 4711")
-    assert locked["message"].startswith("locked by wrangler on ")
+    assert not lacks(locked["message"], "locked", "wrangler", "fan")
     assert rows("SELECT b_comment FROM host") == [(True,)]
 
 

@@ -22,6 +22,7 @@ from opencue_sched.store.schema import read_origin
 from tests.kit.command import Cli
 from tests.kit.database_users import as_user, database_user, grant_what_doctor_asks_for, run_all
 from tests.kit.noting_rqd import noting_rqd
+from tests.kit.wording import lacks
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 
@@ -189,7 +190,7 @@ def test_doctor_asks_for_the_table_of_finished_jobs_only_where_it_is_read(
         grant_what_doctor_asks_for(engine, user)
         run_all(engine, f"REVOKE ALL ON task_lock FROM {user}")
         environment.setenv("OPENCUE_SCHED_DATABASE_URL", as_user(settings, user).sqlalchemy_url)
-        told = [line for line in cli("doctor").out.splitlines() if "privileges" in line]
-    assert [" ".join(line.split()) for line in told] == (
-        ["FAIL privileges the database user lacks SELECT on task_lock"] if asked else []
+        told = [found for found in cli("doctor", "--json").json["findings"] if found["what"] == "privileges"]
+    assert [(found["level"], lacks(found["text"], "SELECT on task_lock")) for found in told] == (
+        [("FAIL", [])] if asked else []
     )

@@ -103,4 +103,4 @@ def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
 
 def test_the_statuses_are_told_in_the_help(cli: Cli) -> None:
     shown = " ".join(cli("dispatch", "--help").out.split())
-    assert not lacks(shown, "Exit status", "--wait", "booked", "saturated", "no_jobs")
+    assert not lacks(shown, "--wait", "booked", "saturated", "no_jobs")

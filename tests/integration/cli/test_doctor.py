@@ -31,7 +31,7 @@ from opencue_sched.insight.audit import Severity
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.quarantine import quarantine_jobs
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import REVISION, check_schema
 from tests.kit.command import Cli, Ran
 from tests.kit.limits import before_v49, has_types
 from tests.kit.wording import lacks
@@ -186,13 +186,15 @@ def test_who_waits_for_a_worker_that_fills_the_counters_is_not_told_to_start_one
     # given counters that are being filled
     run_id = str(redis_client.info("server")["run_id"])
     redis_client.set(keys.EPOCH, Epoch.new(run_id, state="filling").text)
-    assert "start a worker" in cli("doctor").out
+    told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "counters"]
+    assert ["celery -A opencue_sched worker" in one["remedy"] for one in told] == [True]
     # when a worker is there
     Presence(redis_client, "cue", types=["dispatch"], group="default", instance="one").announce()
     # then doctor says that it takes a while
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "warn")["what"]) == (0, "counters")
-    assert not lacks(finding(ran, "warn")["remedy"], "wait")
+    assert finding(ran, "warn")["remedy"]
+    assert "celery" not in finding(ran, "warn")["remedy"]
 
 
 def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
@@ -220,7 +222,7 @@ def test_statuses_of_which_a_cuebot_delays_layers_are_compared_with_ours(
     ran = cli("doctor", "--json")
     (found,) = [found for found in ran.json["findings"] if found["what"] == "retries"]
     assert found["level"] == "warn"
-    assert "exit statuses -7, 330" in found["text"]
+    assert "-7, 330" in found["text"]
     assert "OPENCUE_SCHED_QUEUE__UNCOUNTED_EXIT_STATUSES" in found["remedy"]
 
     # and when both are set, then all is well
@@ -232,7 +234,7 @@ def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, eng
     job = build(lambda farm: farm.job(name="show-s-u_bad"))
     with engine.begin() as connection:
         quarantine_jobs(connection, {job.id: "broken"}, 600)
-    assert not lacks(cli("doctor").out, "left alone", "show-s-u_bad")
+    assert "show-s-u_bad" in cli("doctor").out
 
 
 def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
@@ -248,24 +250,18 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
     ran = cli("doctor", "--json")
     told = [it for it in ran.json["findings"] if it["what"] == "clusters"]
     assert [it["level"] for it in told] == ["warn", "warn"]
-    assert not lacks(told[0]["text"], cooled.key, "failed (KeyError: x)", "next")
-    assert not lacks(told[1]["text"], trashed.key, "trash (bad hosts)")
+    assert not lacks(told[0]["text"], cooled.key, "KeyError: x")
+    assert not lacks(told[1]["text"], trashed.key, "bad hosts")
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "what", "level", "words"),
     [
-        ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "not render01 (here)"),
-        (
-            "RQD__ADDRESSES",
-            '{"render01": "127.0.0.1:1"}',
-            "RQD",
-            "FAIL",
-            "0 of 1 hosts",
-        ),
-        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts"),
-        ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run"),
-        ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows, but accounting."),
+        ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "render01 (here)"),
+        ("RQD__ADDRESSES", '{"render01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1"),
+        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1"),
+        ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "OPENCUE_SCHED_RQD__DRY_RUN_MODE"),
+        ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "accounting.release_feed"),
     ],
 )
 def test_settings_that_cannot_work_are_said(
@@ -293,7 +289,6 @@ def test_a_feed_that_only_a_cuebot_could_feed_is_said(
         ours = check_schema(connection).origin == "opencue-sched"
     ran = cli("doctor", "--json")
     assert levels(ran)["release feed"] == ("FAIL" if ours else "ok")
-    assert ("no Cuebot publishes anything" in cli("doctor").out) == ours
 
 
 def test_a_limit_whose_report_is_too_old_is_said(cli: Cli, healthy: None, engine: Engine) -> None:
@@ -306,8 +301,8 @@ def test_a_limit_whose_report_is_too_old_is_said(cli: Cli, healthy: None, engine
         connection.execute(text("UPDATE limit_record SET ts_reported = now() - interval '1 hour'"))
     ran = cli("doctor", "--json")
     assert (ran.status, levels(ran)["limits"]) == (0, "warn")
-    told = "limit nuke keeps nothing from starting: its last report is 1h 0m old, more than its 15m"
-    assert [told in found["text"] for found in ran.json["findings"] if found["what"] == "limits"] == [True]
+    (told,) = [found["text"] for found in ran.json["findings"] if found["what"] == "limits"]
+    assert not lacks(told, "nuke", "1h 0m", "15m")
 
 
 def test_a_cuebot_that_counts_frames_of_a_limit_that_counts_machines_is_said(
@@ -320,10 +315,9 @@ def test_a_cuebot_that_counts_frames_of_a_limit_that_counts_machines_is_said(
         connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
     said = [found["text"] for found in cli("doctor", "--json").json["findings"] if found["what"] == "limits"]
     assert len(said) == 1
-    assert not lacks(said[0], "nuke", "counts machines", "b_host_limit")
-    assert not lacks(said[0], "Cuebot", "counts frames")
+    assert not lacks(said[0], "nuke", "b_host_limit", "Cuebot")
     # and whoever migrates is told, too
-    assert not lacks(cli("migrate").err, "note: ", "nuke", "counts machines")
+    assert not lacks(cli("migrate").err, "note: ", "nuke", "b_host_limit")
 
 
 def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Callable[[str], None]) -> None:
@@ -342,14 +336,14 @@ def test_triggers_of_an_older_version_are_said(
         connection.execute(text("UPDATE opencue_sched_version SET version_num = :there"), {"there": revision})
     ran = cli("doctor", "--json")
     assert levels(ran)["schema"] == level
-    assert any(f"of revision {revision}, and" in one["text"] for one in ran.json["findings"]) == (level == "FAIL")
+    if level == "FAIL":
+        assert revision in finding(ran, level)["text"]
 
 
 def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None) -> None:
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "Redis")
-    assert "may evict keys (maxmemory-policy allkeys-lru)" in finding(ran, "FAIL")["text"]
-    assert "set maxmemory-policy to noeviction" in finding(ran, "FAIL")["text"]
+    assert not lacks(finding(ran, "FAIL")["text"], "maxmemory-policy", "allkeys-lru", "noeviction")
 
 
 # Stores that are not there
@@ -361,13 +355,11 @@ def no_database(environment: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_says_which_database_does_not_answer(cli: Cli, no_database: None) -> None:
-    ran = cli("doctor")
+    ran = cli("doctor", "--json")
     assert ran.status == 1
-    assert "FAIL  PostgreSQL" in ran.out
-    assert "127.0.0.1:1/farm does not answer" in ran.out
-    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.out
-    assert "sesame" not in ran.out + ran.err
-    assert "ok    Redis" in ran.out
+    assert (levels(ran)["PostgreSQL"], levels(ran)["Redis"]) == ("FAIL", "ok")
+    assert not lacks(cli("doctor").out, "127.0.0.1:1/farm", "OPENCUE_SCHED_DATABASE_URL")
+    assert "sesame" not in ran.out + ran.err + cli("doctor").out
 
 
 def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.MonkeyPatch) -> None:
@@ -375,7 +367,7 @@ def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.M
     ran = cli("doctor")
     assert ran.status == 1
     assert any(line.startswith("FAIL  Redis ") and "redis://127.0.0.1:1/0" in line for line in ran.out.splitlines())
-    assert "set OPENCUE_SCHED_REDIS_URL" in ran.out
+    assert "OPENCUE_SCHED_REDIS_URL" in ran.out
     assert "sesame" not in ran.out + ran.err
     assert "ok    PostgreSQL" in ran.out
 
@@ -388,7 +380,7 @@ def test_every_command_says_which_database_does_not_answer(cli: Cli, no_database
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("error: ")
     assert "postgresql+psycopg2://someone:***@127.0.0.1:1/farm" in ran.err
-    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
+    assert "OPENCUE_SCHED_DATABASE_URL" in ran.err
 
 
 def test_a_schema_that_is_too_old_is_refused_and_left_alone(cli: Cli, change: Callable[[str], None]) -> None:
@@ -414,7 +406,7 @@ def test_a_wrong_setting_is_named(cli: Cli, environment: pytest.MonkeyPatch) -> 
     environment.setenv("OPENCUE_SCHED_RQD__GRPC_PORT", "many")
     ran = cli("doctor")
     assert ran.status == 78
-    assert "setting OPENCUE_SCHED_RQD__GRPC_PORT: " in ran.err
+    assert "OPENCUE_SCHED_RQD__GRPC_PORT" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -427,7 +419,8 @@ def test_a_url_that_is_none_is_a_wrong_configuration(
     environment.setenv(f"OPENCUE_SCHED_{variable}", value)
     ran = cli(*words)
     assert (ran.status, ran.out) == (78, "")
-    assert ran.err.startswith(f"error: setting OPENCUE_SCHED_{variable}: ")
+    assert ran.err.startswith("error: ")
+    assert f" OPENCUE_SCHED_{variable}: " in ran.err
     assert ran.err.count("\n") == 1
 
 
@@ -482,10 +475,11 @@ def test_a_misspelt_variable_is_warned_of_once(cli: Cli, environment: pytest.Mon
 
 def test_migrate_says_what_it_did(environment: pytest.MonkeyPatch, cli: Cli, empty_database_url: str) -> None:
     environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
-    first, again = cli("migrate"), cli("migrate")
+    first, again = cli("migrate", "--json"), cli("migrate", "--json")
     assert (first.status, again.status) == (0, 0)
-    assert not lacks(first.out, "brought up to date", "revision ")
-    assert not lacks(again.out, "was up to date", "revision ")
+    assert first.json == {"before": None, "revision": REVISION}
+    assert again.json == {"before": REVISION, "revision": REVISION}
+    assert REVISION in cli("migrate").out
 
 
 def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
@@ -514,7 +508,7 @@ def test_a_command_on_a_database_that_was_not_migrated_says_what_to_run(
 def test_fleet_without_postgresql_is_shown_with_a_warning(cli: Cli, no_database: None) -> None:
     ran = cli("fleet")
     assert ran.status == 0
-    assert "workers: none" in ran.out
+    assert "workers" in ran.out
     assert not lacks(ran.err, "127.0.0.1:1/farm", "OPENCUE_SCHED_DATABASE_URL")
     assert "sesame" not in ran.err
     assert "Background on" not in ran.err
@@ -554,7 +548,7 @@ def test_a_difference_that_the_next_recompute_will_put_right_is_no_news(
     # then that is said, and what it leaves undone
     told = counter_words(cli("doctor", "--json"))
     assert any("recompute" in text for text in told)
-    assert any(f"ledger entry {running} " in text for text in told)
+    assert any(running in text for text in told)
     assert cli("doctor").status == 0
 
 
@@ -568,7 +562,7 @@ def test_a_difference_that_a_recompute_has_had_its_turn_at_is_a_warning(
     redis_client.hdel("acct:ledger", running)
     # then that is a warning, as it is an audit's failure
     told = counter_words(cli("doctor", "--json"))
-    assert [text for text in told if f"proc {running} " in text] == told != []
+    assert [text for text in told if running in text] == told != []
 
 
 def test_a_counter_that_no_recompute_corrects_is_a_warning(
@@ -593,7 +587,7 @@ def test_an_entry_that_a_recompute_found_without_a_proc_and_is_still_there_is_a_
     redis_client.hset("acct:ledger", running, entry)
     # then the recompute has had its turn at it
     told = counter_words(cli("doctor", "--json"))
-    assert [text for text in told if f"ledger entry {running} " in text] == told != []
+    assert [text for text in told if running in text] == told != []
 
 
 def test_a_counter_that_a_recompute_found_and_is_off_as_before_is_a_warning(
@@ -647,7 +641,7 @@ def test_hosts_that_a_worker_does_not_name_are_counted(cli: Cli, healthy: None, 
     worker.refresh(unreached=[(f"render0{number}", "does not answer") for number in range(5)], more_unreached=30)
     # then some are named, and all counted
     text = finding(cli("doctor", "--json"), "warn")["text"]
-    assert [text.count(fact) for fact in ("render0", "2 more", "30 others")] == [3, 1, 1]
+    assert [text.count(fact) for fact in ("render0", " 2 ", " 30 ")] == [3, 1, 1]
 
 
 def test_a_worker_whose_backlog_is_old_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:
@@ -659,7 +653,7 @@ def test_a_worker_whose_backlog_is_old_is_named(cli: Cli, healthy: None, redis_c
     # then it is named, once
     told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "backlog"]
     assert [one["level"] for one in told] == ["warn"]
-    assert all(fact in told[0]["text"] for fact in ("worker two", "2m ago", "10 s"))
+    assert all(fact in told[0]["text"] for fact in ("worker two", "2m", "10 s"))
 
 
 def test_a_worker_that_hears_no_notification_is_named(cli: Cli, healthy: None, redis_client: redis.Redis) -> None:

@@ -86,8 +86,12 @@ def reasons(cli: Cli, layer: int = 0, job: str = NAME) -> list[str]:
         ("UPDATE job SET b_paused = true", "paused", ["paused", f"`opencue-sched job unpause {NAME}`"]),
         ("UPDATE job SET b_auto_book = false", "auto_book", ["off", "job"]),
         ("UPDATE job SET str_state = 'STARTUP'", "state", ["STARTUP", "PENDING"]),
-        ("UPDATE show SET b_active = false", "show_inactive", ["demo", "not active"]),
-        ("UPDATE show SET b_scheduler_managed = false", "show_unmanaged", ["demo", "not managed"]),
+        ("UPDATE show SET b_active = false", "show_inactive", ["demo", "`opencue-sched show active demo on`"]),
+        (
+            "UPDATE show SET b_scheduler_managed = false",
+            "show_unmanaged",
+            ["demo", "`opencue-sched show managed demo on`"],
+        ),
         ("UPDATE show SET b_booking_enabled = false", "show_booking", ["demo", "off"]),
         ("UPDATE show SET b_dispatch_enabled = false", "show_booking", ["demo", "off"]),
         ("UPDATE show SET b_paused = true", "show_paused", ["demo", "paused"]),
@@ -102,8 +106,8 @@ def reasons(cli: Cli, layer: int = 0, job: str = NAME) -> list[str]:
         ("UPDATE host_tag SET str_tag = 'genral'", "no_host", ["general"]),
         ("UPDATE layer SET str_tags = ''", "no_tags", ["tags"]),
         ("UPDATE job SET str_os = 'windows'", "os", ["windows", "general", "linux"]),
-        ("UPDATE job_resource SET int_max_cores = 50", "over_job", ["0 of the 0.5 cores"]),
-        ("UPDATE folder_resource SET int_max_cores = 50", "over_folder", ["folder demo", "0 of the 0.5 cores"]),
+        ("UPDATE job_resource SET int_max_cores = 50", "over_job", ["0.5 cores"]),
+        ("UPDATE folder_resource SET int_max_cores = 50", "over_folder", ["demo", "0.5 cores"]),
     ],
 )
 def test_what_the_database_alone_says(
@@ -125,11 +129,11 @@ def test_cores_that_are_locked_on_the_rqds_are_told(cli: Cli, work: Work, change
     change(lock, host=work.host.id)
     # then that is told, though it does not decide where a frame fits
     assert reasons(cli) == ["not_seen", "cores_locked"]
-    assert not lacks(cli("explain", NAME, "--layer", "render").out, "also: 6 cores", "render01", "RQD")
+    assert not lacks(cli("explain", NAME, "--layer", "render").out, "6 cores", "render01", "RQD")
     # and where none fits, with what the host lacks
     change("UPDATE layer SET int_cores_min = 400")
     assert reasons(cli) == ["no_fit", "cores_locked"]
-    assert not lacks(cli("explain", NAME).out, "render01", "2 of 4 cores", "(6 are locked")
+    assert not lacks(cli("explain", NAME).out, "render01", "2 of 4 cores", "(6 ")
 
 
 def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
@@ -151,7 +155,7 @@ def test_a_layer_that_no_host_takes_says_so_though_the_show_is_at_its_burst(cli:
     # When it is explained, then the tag comes first: it would wait beyond the burst
     assert reasons(cli, job="tagged") == ["no_host", "over_subscription"]
     (line,) = cli("explain", "tagged").out.splitlines()
-    assert not lacks(line, "sim (1 waiting)", "no host", "gpu")
+    assert not lacks(line, "sim (1 waiting)", "gpu")
 
 
 def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Build) -> None:
@@ -163,9 +167,10 @@ def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Bu
         farm.job(layers, show=work.show, name="other")
 
     build(make)
+    assert [reasons(cli, layer, "other")[0] for layer in (0, 1)] == ["other_facility", "not_subscribed"]
     a, b = cli("explain", "other").out.splitlines()
-    assert not lacks(a, "a (1 waiting)", "tag far", "facility cloud", "local")
-    assert not lacks(b, "b (1 waiting)", "near or nearby", "local.desk", "demo", "no subscription")
+    assert not lacks(a, "a (1 waiting)", "far", "cloud", "local")
+    assert not lacks(b, "b (1 waiting)", "near ", "nearby", "local.desk", "demo")
 
 
 def test_tags_the_scheduler_ignores(cli: Cli, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +184,8 @@ def test_a_facility_the_scheduler_does_not_work_on(
 ) -> None:
     build(lambda farm: farm.facility("cloud"))
     monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__FACILITY", facility)
-    assert not lacks(cli("explain", NAME).out, "facility local", f"{facility} only")
+    assert reasons(cli)[0] == "facility"
+    assert not lacks(cli("explain", NAME).out, "local", facility)
 
 
 def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
@@ -190,15 +196,15 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
 
     build(make)
     (line,) = cli("explain", "limited").out.splitlines()
-    assert not lacks(line, "render (2 waiting, 1 running)", "arnold", "full", "(1 of 1 frames")
+    assert not lacks(line, "render (2 waiting, 1 running)", "arnold", "1 of 1")
 
 
 @pytest.mark.parametrize(
     ("terms", "reported", "full", "left"),
     [
-        ("int_max_value = 1", (), ("only seat", "taken: r07; "), 0),
-        ("int_max_value = 9, int_soft_value = 1", (), ("only seat", "taken: r07; "), 0),
-        ("int_max_value = 2, ts_reported = now()", ("artist7",), ("2 seats", "taken: r07", "1 machine"), 0),
+        ("int_max_value = 1", (), ("r07",), 0),
+        ("int_max_value = 9, int_soft_value = 1", (), ("r07",), 0),
+        ("int_max_value = 2, ts_reported = now()", ("artist7",), ("2 seats", "r07", "1 machine"), 0),
         ("int_max_value = 2", (), None, 1),
         ("int_max_value = 1, str_enforcement = 'ADVISORY'", (), None, None),
         ("int_max_value = 1, str_enforcement = 'DISABLED'", (), None, None),
@@ -230,7 +236,8 @@ def test_a_limit_that_as_many_machines_hold_as_may(
     # then it is said to be full where no other may, and to have room, as it is listed, where another may
     said, (row,) = cli("explain", "limited").out, cli("limit", "list", "--json").json
     assert not lacks(said, "houdini", *full) if full else "houdini" not in said
-    assert ("  also: 1 frame runs on the machines that hold houdini" in said) == bool(full)
+    also = [line for line in said.splitlines() if line.startswith("  also: ") and "houdini" in line]
+    assert ["1 frame " in line for line in also] == ([True] if full else [])
     assert (row["left"], row["counts"]) == (left, "machines")
 
 
@@ -250,9 +257,10 @@ def test_of_a_limit_of_machines_that_is_full_it_is_told_who_holds_it_and_who_doe
     build(make)
     said = cli("explain", "limited").out
     taken, _, left = said.splitlines()[0].partition("; ")
-    assert not lacks(taken, "sim (2 waiting, 7 running)", "7 seats of houdini", "r08 to r13 and ws3")
+    assert not lacks(taken, "sim (2 waiting, 7 running)", "7 seats", "houdini", "r08", "r13", "ws3")
     assert "r14" in left
-    assert "  also: 7 frames run on the machines that hold houdini" in said
+    also = [line for line in said.splitlines() if line.startswith("  also: ") and "houdini" in line]
+    assert ["7 frames" in line for line in also] == [True]
 
 
 def test_a_limit_of_machines_that_artists_share_names_who_holds_it(cli: Cli, work: Work, build: Build) -> None:
@@ -273,9 +281,9 @@ def test_a_limit_of_machines_that_artists_share_names_who_holds_it(cli: Cli, wor
     build(make)
     first, second = cli("explain", "limited").out.splitlines()[:2]
     taken, _, left = first.partition("; ")
-    assert not lacks(taken, "sim (3 waiting, 6 running)", "8 seats of houdini", "r01 to r06", "2 machines")
+    assert not lacks(taken, "sim (3 waiting, 6 running)", "8 seats", "houdini", "r01", "r06", "2 machines")
     assert "r07" in left
-    assert second.startswith("  also: 6 frames run on the machines that hold houdini")
+    assert not lacks(second, "  also: ", "6 frames", "houdini")
 
 
 def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
@@ -296,9 +304,9 @@ def test_what_frames_depend_on(cli: Cli, work: Work, build: Build) -> None:
 
     build(make)
     render, comp = (line for line in cli("explain", "chain").out.splitlines() if "(3 depend)" in line)
-    assert not lacks(render, "render", "3 frames wait for layer sim", "frame by frame")
-    assert not lacks(comp, "comp", "3 frames")
-    assert set(comp.partition(" wait for ")[2].split(" and ")) == {"layer render", f"layer render of job {NAME}"}
+    assert not lacks(render, "render", "3 frames", "layer sim")
+    assert not lacks(comp, "comp", "3 frames", NAME)
+    assert comp.count("layer render") == 2, "of its own job, and of the other"
 
 
 def test_dead_running_and_finished_layers(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
@@ -351,12 +359,13 @@ def test_a_cluster_that_no_pass_looks_at(
     hold(postings, other, "fail")
     assert reasons(cli) == ["not_seen", "cooled_down"]
     said = cli("explain", NAME, "--layer", "render").out
-    assert not lacks(said, general.key, "(integer out of range)", "the next one comes at")
+    assert not lacks(said, general.key, "integer out of range")
+    assert re.search(r"\b\d\d:\d\d:\d\d\b", said), "when a pass looks again"
     # when no cluster of the layer is left
     hold(postings, gpu, "trash")
     assert reasons(cli) == ["cooled_down", "trashed"]
     said = cli("explain", NAME, "--layer", "render").out
-    assert not lacks(said, gpu.key, "trash", "(bad hosts)", "`opencue-sched board restore")
+    assert not lacks(said, gpu.key, "bad hosts", "`opencue-sched board restore")
 
 
 def test_the_reason_that_explains_most_comes_first(cli: Cli, work: Work, change: Callable[..., None]) -> None:
@@ -380,8 +389,8 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     detail = "a frame needs 16 cores, 1 GiB; no host of the 1 with its tags has that idle"
     verdicts.record({"alloc-0123456789abcdef": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)]})
     out = cli("explain", NAME).out
-    assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
-    assert out.splitlines()[0].endswith("s ago)")
+    assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 ")
+    assert re.search(r"\b\d+s\b", out.splitlines()[0].partition(detail)[2]), "its age"
     layer = cli("explain", NAME, "--json").json["layers"][0]
     assert [reason["code"] for reason in layer["reasons"]] == ["capacity"]
     change("UPDATE job SET b_paused = true")
@@ -398,7 +407,7 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
     ):
         log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
         log.record({cluster: [LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")]})
-    said = re.match(r"render \(4 waiting\): over subscription: by alloc-1 \((\d+)s ago\)", cli("explain", NAME).out)
+    said = re.match(r"render \(4 waiting\): over subscription: by alloc-1\b.*?(\d+)s\b", cli("explain", NAME).out)
     assert said is not None
     assert int(said[1]) >= 30, "its own age, be it a little more on a slow machine"
 
@@ -417,7 +426,7 @@ def test_a_layer_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     # then it is told its place in the order
     assert reasons(cli) == ["behind", "not_seen"]
     first, *_ = cli("explain", NAME).out.splitlines()
-    assert not lacks(first, "render (4 waiting)", "90s", "3 jobs (4 layers)", "come first")
+    assert not lacks(first, "render (4 waiting)", "90s", "3 jobs", "4 layers")
     assert cli("explain", NAME, "--json").json["rank"]["layers_ahead"] == 4
     # and once a pass has looked at it, what that said
     log = VerdictLog(redis_client, "cue")
@@ -434,7 +443,7 @@ def test_a_layer_behind_others_says_what_was_last_said_of_it_too(
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
     log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")]})
     assert reasons(cli) == ["behind", "capacity"]
-    assert not lacks(cli("explain", NAME).out, "1 job (1 layer)", "come first")
+    assert not lacks(cli("explain", NAME).out, "1 job ", "1 layer")
 
 
 def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_needs_the_same(
@@ -453,8 +462,9 @@ def test_a_layer_behind_others_waits_for_what_another_one_of_its_job_does_that_n
     # then the second says so
     found = {layer["layer"]: layer["reasons"] for layer in cli("explain", "large", "--json").json["layers"]}
     assert [reason["code"] for reason in found["second"]] == ["capacity", "behind", "not_seen"]
-    assert not lacks(found["second"][0]["text"], "layer first", "capacity: busy (")
-    assert not lacks(found["second"][1]["text"], "1 job (1 layer)", "1 layer of its own job", "come first")
+    assert not lacks(found["second"][0]["text"], "first", "capacity: busy")
+    assert "1 job " in found["second"][1]["text"]
+    assert found["second"][1]["text"].count("1 layer") == 2, "of that job, and of its own"
     assert [reason["code"] for reason in found["larger"]] == ["behind", "not_seen"]
     assert found["elsewhere"][0]["code"] == "no_host"
 
@@ -485,7 +495,7 @@ def test_a_layer_behind_others_waits_for_what_no_host_of_its_tags_has_idle(
         "of2": ["behind", "not_seen"],
         "of8": ["capacity", "behind", "not_seen"],
     }
-    assert f"of8 (2 waiting): capacity: {busy.detail} (" in cli("explain", "large").out
+    assert f"of8 (2 waiting): capacity: {busy.detail}" in cli("explain", "large").out
 
     # but for what is as old as no verdict is believed
     old = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 120)
@@ -512,8 +522,8 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
 
     # when it is explained, then its standing is said
     layer, job = cli("explain", NAME).out.splitlines()
-    assert layer.startswith(f"render (4 waiting): over share: {detail} (")
-    assert not lacks(job, "number 3 of 3 jobs", "priority 100", "25% of the cores are drawn", "16.7%")
+    assert layer.startswith(f"render (4 waiting): over share: {detail}")
+    assert not lacks(job, "3 of 3", "priority 100", "25%", "16.7%")
     rank = cli("explain", NAME, "--json").json["rank"]
     assert (rank["place"], rank["jobs"], rank["priority"], rank["drawn"]) == (3, 3, 100, 0.25)
     assert rank["chance"] == pytest.approx(1 / 6)
@@ -530,7 +540,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
 def test_a_job_that_no_other_is_in_the_way_of_is_not_told_how_it_stands(
     cli: Cli, work: Work, change: Callable[..., None], sql: str
 ) -> None:
-    assert "number 1 of 1 job" in cli("explain", NAME).out
+    assert "1 of 1" in cli("explain", NAME).out
     change(sql)
     told = cli("explain", NAME).out.splitlines()
     assert len([line for line in told if not line.startswith("  ")]) == 1
@@ -567,7 +577,7 @@ def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: re
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
     log.record({"alloc-1": [LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")]})
     assert reasons(cli) == ["no_fit", "not_seen"]
-    assert "(1h 0m ago)" in cli("explain", NAME).out
+    assert "1h 0m" in cli("explain", NAME).out
 
 
 def test_without_redis_the_database_is_asked_all_the_same(
@@ -586,7 +596,7 @@ def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[
     assert not lacks(cli("explain", NAME).out, "nothing", NAME, "FINISHED")
     assert cli("explain", "show-sh010-artist_cmp").status == 1
     unknown = cli("explain", NAME, "--layer", "rendr")
-    assert (unknown.status, lacks(unknown.err, "'rendr'", "did you mean 'render'?")) == (1, [])
+    assert (unknown.status, lacks(unknown.err, "'rendr'", "'render'")) == (1, [])
 
 
 @pytest.fixture
@@ -626,7 +636,7 @@ def test_memory_that_follows_what_frames_used_is_told(cli: Cli, work: Work, chan
     change("UPDATE layer SET int_mem_min = 2097152 + 262144")
     assert reasons(cli)[-1] == "memory_lowered"
     said = cli("explain", NAME, "--layer", "render").out
-    assert not lacks(said, "lowered to 2.2G", "used 2.0G")
+    assert not lacks(said, "2.2G", "2.0G")
 
 
 def test_frames_that_needed_more_memory_are_told(cli: Cli, work: Work, change: Callable[..., None]) -> None:
@@ -637,13 +647,19 @@ def test_frames_that_needed_more_memory_are_told(cli: Cli, work: Work, change: C
     change(ask, memory=8 * 1024**2, number=1)
     change(ask, memory=6 * 1024**2, number=2)
     said = cli("explain", NAME, "--layer", "render").out
-    assert not lacks(said, "2 frames", "more memory", "up to 8.0G")
+    assert not lacks(said, "2 frames", "8.0G")
     assert "6.0G" not in said
     change("UPDATE layer SET int_mem_min = 6291456")
-    assert "all ask for 6.0G" in cli("explain", NAME, "--layer", "render").out
+    (told,) = [
+        reason["text"]
+        for reason in cli("explain", NAME, "--json").json["layers"][0]["reasons"]
+        if reason["code"] == "memory_raised"
+    ]
+    assert not lacks(told, "8.0G", "6.0G")
 
 
 def test_one_dead_frame_is_told_in_the_singular(cli: Cli, work: Work, change: Callable[..., None]) -> None:
     change("UPDATE frame SET str_state = 'DEAD' WHERE int_number = 1")
-    assert "1 frame is dead; `opencue-sched job retry show" not in cli("explain", NAME).out
-    assert "lets it run again" in cli("explain", NAME, "--layer", "render").out
+    reasons_told = cli("explain", NAME, "--json").json["layers"][0]["reasons"]
+    (told,) = [reason["text"] for reason in reasons_told if reason["code"] == "dead"]
+    assert not lacks(told, "1 frame ", f"`opencue-sched job retry {NAME}`")

@@ -124,7 +124,7 @@ def test_where_history_is_off_they_say_so(cli: Cli, jobs: dict[str, JobIds], eng
         (("show", "report", "--since", "soon"), ["'soon'"]),
         (("show", "report", "--since", "9999-12-31"), ["9999-12-31"]),
         (("show", "report", "--since", "1999-12-31"), ["1999-12-31"]),
-        (("show", "report", "--since", "5000d"), ["ten years"]),
+        (("show", "report", "--since", "5000d"), ["5000d"]),
         (("job", "list", "--since", "today"), ["--since", "--state"]),
         (("show", "report", "--since", "0005000d"), ["0005000d"]),
     ],

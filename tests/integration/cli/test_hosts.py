@@ -120,7 +120,7 @@ def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows) 
     added = rows("SELECT str_tag_type, b_constant FROM host_tag WHERE str_tag = 'bigmem'")
     assert added == [("MANUAL", False)]
     assert rows("SELECT str_tags FROM host")[0].str_tags.split() == ["general", "render01", "bigmem", "old"]
-    assert cli("host", "tags", "remove", "render01", "old").out.endswith("  general render01 bigmem\n")
+    assert cli("host", "tags", "remove", "render01", "old").words[-1][-3:] == ["general", "render01", "bigmem"]
     assert cli("host", "tags", "remove", "render01", "old").status == 0
 
 
@@ -154,11 +154,11 @@ def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
     cli: Cli, host: HostIds, build: Build, rows: Rows, engine: Any
 ) -> None:
     build(lambda farm: farm.host(name="gone01", state="DOWN"))
-    assert not lacks(cli("host", "delete", "render01").err, "render01 is UP", "DOWN")
+    assert not lacks(cli("host", "delete", "render01").err, "render01", "UP", "DOWN")
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE host_stat SET str_state = 'DOWN'")
     assert not lacks(cli("host", "delete", "render01").err, "render01", "released", " 1")
-    assert cli("host", "delete", "gone01").out == "deleted gone01\n"
+    assert "gone01" in cli("host", "delete", "gone01").out
     assert rows("SELECT str_name FROM host") == [("render01",)]
 
 

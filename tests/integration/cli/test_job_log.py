@@ -108,10 +108,10 @@ def test_the_last_lines_of_a_log_of_many_blocks_are_exact(cli: Cli, logged: Logg
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("1",), "--layer says which"),
-        (("77",), "no such frame"),
-        (("0001-rendr",), "no such frame"),
-        (("1", "--layer", "rendr"), "did you mean"),
+        (("1",), "--layer"),
+        (("77",), "'77'"),
+        (("0001-rendr",), "'0001-rendr'"),
+        (("1", "--layer", "rendr"), "'render'"),
     ],
 )
 def test_a_frame_that_is_not_one_is_refused(cli: Cli, logged: Logged, words: tuple[str, ...], said: str) -> None:
@@ -162,8 +162,8 @@ def test_a_log_is_followed_until_the_frame_ends(cli: Cli, logged: Logged, state:
     assert ran.status == ends
     assert ran.out.startswith("one\n")
     assert ran.out.endswith("three\n")
-    assert f"0001-render is {state}" in ran.err
-    assert ran.err.count("still waiting") == 1
+    assert not lacks(ran.err, "0001-render", state)
+    assert ran.err.count("note: ") == 1
     assert ("SIGSEGV" in ran.err) == (status == 139)
 
 
@@ -193,14 +193,13 @@ def test_explain_tells_what_dead_frames_died_of_and_the_end_of_the_log(cli: Cli,
     logged.set(4, "DEAD", 299, None)
     logged.set(5, "DEAD", 299)
     ran = cli("explain", NAME)
-    assert not lacks(ran.out, "dead: 0002-render on render01", "139", "signal 11 (SIGSEGV)")
+    assert not lacks(ran.out, "0002-render", "render01", "139", "SIGSEGV")
     assert "    | no texture wood.tx\n" in ran.out.replace("^[[2J", "")
     assert "\x1b" not in ran.out
     assert "RenderQ" not in ran.out
     assert re.search(r"0003-render.rqlog\n    \| rendering\n    \| =====\n(?!    \|)", ran.out)
-    assert not lacks(ran.out, "exit status 1: ", "signal 9 (SIGKILL)", "too much memory")
-    assert not lacks(ran.out, "2 frames, at last 0002-comp on render01", "299")
-    assert f"log {logged.path('0002-comp')} (not visible here)" in ran.out
+    assert not lacks(ran.out, "exit status 1", "SIGKILL")
+    assert not lacks(ran.out, "2 frames", "0002-comp", "299", str(logged.path("0002-comp")))
     layers = cli("explain", NAME, "--json").json["layers"]
     assert [death["exit_status"] for layer in layers for death in layer["deaths"]] == [1, 139, 299]
     assert layers[1]["deaths"][0]["lines"] is None

@@ -120,7 +120,7 @@ def test_who_holds_a_limit_is_told_with_why_since_when_and_whose(cli: Cli, make:
 def test_a_limit_whose_report_is_too_old_is_said_to_be_open(cli: Cli, make: Any, limit_type: str) -> None:
     make(limit_type, ", int_report_ttl = 300, int_max_value = 1")
     (row,) = cli("limit", "list", "--json").json
-    assert (row["open"], row["left"]) == ("no report for 5m", None)
+    assert ("5m" in row["open"], row["left"]) == (True, None)
 
 
 @pytest.mark.usefixtures("cli")

@@ -53,7 +53,7 @@ def test_jobs_of_a_user_are_paused_together_when_a_person_agrees(
 ) -> None:
     refused = cli("job", "pause", "--user", "alice", given="n\n")
     assert (refused.status, paused()) == (1, set())
-    assert "Pause 2 jobs?" in refused.out
+    assert "2 jobs" in refused.out
     listed = {words[0] for words in map(str.split, refused.err.splitlines()) if words}
     assert {COMP, LIGHT} <= listed
     assert OTHER not in listed
@@ -97,16 +97,16 @@ def test_dead_frames_of_many_jobs_are_changed(
 def test_jobs_without_such_frames_are_left_out(cli: Cli, jobs: dict[str, JobIds]) -> None:
     assert cli("job", "retry", LIGHT).status == 0
     ran = cli("job", "retry", COMP, LIGHT)
-    assert (ran.status, ran.out) == (0, f"{COMP}: 2 frames retried\n")
+    assert (ran.status, lacks(ran.out, COMP, "2 frames"), LIGHT in ran.out) == (0, [], False)
     none = cli("job", "retry", COMP, LIGHT)
     assert none.status == 1
-    assert not lacks(none.err, "no frame", "2 jobs", "DEAD")
+    assert not lacks(none.err, "2 jobs", "DEAD")
 
 
 def test_of_several_jobs_each_has_the_layers_that_it_has(cli: Cli, jobs: dict[str, JobIds], build: Build) -> None:
     build(lambda farm: farm.job([LayerSpec(name="encode")], name="show-sh030-bob_encode", show=jobs[COMP].show))
     ran = cli("job", "retry", "--show", "show", "--layer", "render", "--layer", "encode", "--state", "ANY", "--yes")
-    assert (ran.status, ran.out.count(": 2 frames retried")) == (0, 3)
+    assert (ran.status, ran.out.count("2 frames")) == (0, 3)
     assert cli("job", "retry", COMP, "--layer", "encode").status == 1, "one job has to have it"
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_cannot_be_pending_again_stops_no_other(
     build(finish)
     ran = cli("job", "retry", jobs[OTHER].id, COMP)
     assert ran.status == 1
-    assert ran.out == f"{COMP}: 2 frames retried\n"
+    assert not lacks(ran.out, COMP, "2 frames")
     assert not lacks(ran.err, "error: ", jobs[OTHER].id)
 
 
@@ -144,10 +144,10 @@ def refuse(engine: Engine, what: str, job: JobIds) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("job", "kill", COMP, LIGHT, "--yes"), f"killed {LIGHT}"),
-        (("job", "retry", COMP, LIGHT, "--state", "RUNNING"), f"{LIGHT}: 1 frame retried"),
-        (("job", "eat", COMP, LIGHT, "--state", "RUNNING"), f"{LIGHT}: 1 frame eaten"),
-        (("proc", "kill", "--show", "show", "--yes"), "1 frame killed"),
+        (("job", "kill", COMP, LIGHT, "--yes"), [LIGHT]),
+        (("job", "retry", COMP, LIGHT, "--state", "RUNNING"), [LIGHT, "1 frame "]),
+        (("job", "eat", COMP, LIGHT, "--state", "RUNNING"), [LIGHT, "1 frame "]),
+        (("proc", "kill", "--show", "show", "--yes"), ["1 frame "]),
     ],
 )
 def test_a_job_whose_run_the_database_refuses_to_end_stops_no_other(
@@ -157,7 +157,7 @@ def test_a_job_whose_run_the_database_refuses_to_end_stops_no_other(
     rows: Rows,
     environment: pytest.MonkeyPatch,
     words: tuple[str, ...],
-    said: str,
+    said: list[str],
 ) -> None:
     # given two jobs of which a frame runs, and a database that keeps the proc of the first
     def make(farm: Farm) -> JobIds:
@@ -178,7 +178,7 @@ def test_a_job_whose_run_the_database_refuses_to_end_stops_no_other(
     # then that of the second is, and the command says what became of both
     assert rows("SELECT str_name FROM proc JOIN job USING (pk_job)") == [(COMP,)]
     assert ran.status == 1
-    assert said in ran.out
+    assert not lacks(ran.out, *said)
     assert not lacks(ran.err, COMP, "it stays")
 
 
@@ -205,7 +205,7 @@ def test_a_document_is_all_that_is_on_standard_output_also_after_a_question(
 ) -> None:
     agreed = cli("job", "pause", "--user", "alice", "--json", given="y\n")
     assert {job["job"] for job in json.loads(agreed.out)} == {COMP, LIGHT} == paused()
-    assert "Pause 2 jobs?" in agreed.err
+    assert "2 jobs" in agreed.err
 
 
 def test_who_killed_a_job_is_known_also_when_the_next_one_cannot_be_killed(

@@ -29,7 +29,7 @@ def test_a_missing_table_of_ours_is_a_matter_for_migrate(cli: Cli, engine: Engin
         told = ran.out + ran.err
         assert ran.status != 0
         assert "`opencue-sched migrate`" in told
-        assert "set OPENCUE_SCHED_DATABASE_URL" not in told
+        assert "OPENCUE_SCHED_DATABASE_URL" not in told
 
 
 def test_migrate_does_not_say_up_to_date_where_a_table_of_ours_is_missing(cli: Cli, engine: Engine) -> None:
@@ -57,11 +57,11 @@ def test_a_missing_table_of_opencue_is_a_matter_for_the_url(cli: Cli, engine: En
 @pytest.mark.parametrize(
     ("refusal", "limit"),
     [
-        (b"sorry, too many clients already", "max_connections"),
-        (b"remaining connection slots are reserved for roles with the SUPERUSER attribute", "max_connections"),
-        (b'too many connections for role "cuebot"', "CONNECTION LIMIT of the role"),
-        (b'too many connections for database "cuebot"', "CONNECTION LIMIT of the database"),
-        (b"no more connections allowed (max_client_conn)", "PgBouncer's max_client_conn"),
+        (b"sorry, too many clients already", ["max_connections"]),
+        (b"remaining connection slots are reserved for roles with the SUPERUSER attribute", ["max_connections"]),
+        (b'too many connections for role "cuebot"', ["CONNECTION LIMIT", "role"]),
+        (b'too many connections for database "cuebot"', ["CONNECTION LIMIT", "database"]),
+        (b"no more connections allowed (max_client_conn)", ["PgBouncer", "max_client_conn"]),
     ],
 )
 @pytest.mark.parametrize("words", [("doctor",), ("show", "list")])
@@ -70,7 +70,7 @@ def test_a_server_without_a_connection_left_is_told_with_its_limit_and_what_we_t
     environment: pytest.MonkeyPatch,
     settings: Settings,
     refusal: bytes,
-    limit: str,
+    limit: list[str],
     words: tuple[str, ...],
 ) -> None:
     environment.setenv("OPENCUE_SCHED_DATABASE__POOL_SIZE", "7")
@@ -79,9 +79,9 @@ def test_a_server_without_a_connection_left_is_told_with_its_limit_and_what_we_t
         ran = cli(*words)
     told = ran.out + ran.err
     assert ran.status == 1
-    assert limit in told
+    assert not lacks(told, *limit)
     assert not lacks(told, "worker", " 8", "OPENCUE_SCHED_DATABASE__POOL_SIZE")
-    assert "set OPENCUE_SCHED_DATABASE_URL" not in told
+    assert "OPENCUE_SCHED_DATABASE_URL" not in told
 
 
 def test_every_table_of_ours_is_known_to_doctor(engine: Engine) -> None:

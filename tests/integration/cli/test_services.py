@@ -37,7 +37,7 @@ def test_a_service_is_made_listed_and_changed(cli: Cli, rows: Rows) -> None:
     [
         (("create", "arnold"), 1, ["'arnold'"]),
         (("create", "ar nold"), 1, ["'ar nold'"]),
-        (("create", "x" * 40), 1, ["too long"]),
+        (("create", "x" * 40), 1, ["character varying(36)"]),
         (("create", "maya", "--memory", "4 apples"), 1, ["memory", "'4 apples'"]),
         (("set", "arnodl", "--gpus", "1"), 1, ["'arnodl'", "'arnold'"]),
         (("set", "arnold"), 2, ["--help"]),

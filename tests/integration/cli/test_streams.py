@@ -87,8 +87,8 @@ def test_a_name_that_is_no_text_is_nobodys(cli: Cli, build: Build, words: tuple[
     # when a command is given one that no database could keep
     ran = cli(*words)
     # then there is none of that name
-    assert ran.status == 1
-    assert "there is no " in ran.err
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: ")
     assert "Traceback" not in ran.err
 
 

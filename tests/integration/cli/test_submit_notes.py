@@ -48,15 +48,15 @@ def job_file(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"layer": {"tags": "genral"}}, ["no host", "genral"]),
-        ({"layer": {"tags": "GenRal | Away"}}, ["no host", "Away", "GenRal"]),
-        ({"layer": {"tags": "NEAR"}}, ["tag NEAR", "local.desk", "show demo", "no subscription"]),
-        ({"layer": {"tags": "near"}}, ["tag near", "local.desk", "show demo", "no subscription"]),
-        ({"os": "windows"}, ["windows", "tag general", "linux"]),
+        ({"layer": {"tags": "genral"}}, ["genral"]),
+        ({"layer": {"tags": "GenRal | Away"}}, ["Away", "GenRal"]),
+        ({"layer": {"tags": "NEAR"}}, ["NEAR", "local.desk", "demo"]),
+        ({"layer": {"tags": "near"}}, ["near", "local.desk", "demo"]),
+        ({"os": "windows"}, ["windows", "general", "linux"]),
         ({"layer": {"cores": 32, "memory": "32GiB"}}, ["general", "large", "16 of 32 cores"]),
         ({"layer": {"memory": "128GiB"}}, ["large", "64 of 128 GiB"]),
         ({"layer": {"gpus": 2}}, ["large", "1 of 2 GPUs"]),
-        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, ["large", "8 of 24 GiB of GPU memory"]),
+        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, ["large", "8 of 24 GiB"]),
         ({"layer": {"cores": 32, "memory": "128GiB"}}, ["large", "16 of 32 cores", "64 of 128 GiB"]),
     ],
 )
@@ -71,8 +71,7 @@ def test_what_no_host_can_serve_is_noted(
     assert (tried.status, ran.status) == (0, 0)
     for said in (tried, ran):
         (line,) = said.err.splitlines()
-        assert line.startswith("note: layer render: ")
-        assert not lacks(line, *words)
+        assert not lacks(line, "note: ", "render", *words)
         assert "note" not in said.out
     assert rows("SELECT count(*) FROM job") == [(1,)]
     assert not lacks(cli("explain", "demo-s-u_job").out, *words)
@@ -87,7 +86,7 @@ def test_variables_that_a_shell_drops_are_noted(cli: Cli, demo: ShowIds) -> None
     assert ran.status == 0
     job, layer = ran.err.splitlines()
     assert not lacks(job, "note: env: ", "MY-VAR")
-    assert not lacks(layer, "note: layers[0].env: ", "9TH, a.b")
+    assert not lacks(layer, "note: layers[0].env: ", "9TH", "a.b")
 
 
 def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds, build: Build) -> None:
@@ -111,9 +110,9 @@ def test_a_host_that_is_down_or_not_subscribed_is_not_the_nearest(cli: Cli, demo
 
 
 def test_a_frame_that_does_not_thread_on_hosts_for_threads(cli: Cli, demo: ShowIds, build: Build) -> None:
-    build(lambda farm: farm.host(name="threads", thread_mode=1, tags=["wide"]))
+    build(lambda farm: farm.host(name="wide01", thread_mode=1, tags=["wide"]))
     ran = cli("submit", "-", given=job_file(layer={"tags": "wide", "threadable": False}))
-    assert not lacks(ran.err, " threads,", "that thread")
+    assert not lacks(ran.err, "wide01", "thread")
 
 
 def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engine: Engine) -> None:
@@ -131,11 +130,11 @@ def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engin
 def test_unknown_services(cli: Cli, demo: ShowIds) -> None:
     maya = {"services": ["mya", "default"]}
     ran = cli("submit", "-", given=job_file(layer=maya))
-    assert not lacks(ran.err, "note: layer render: ", "service 'mya'")
-    assert "did you mean" not in ran.err
+    assert not lacks(ran.err, "note: ", "render", "'mya'")
+    assert "'default'" not in ran.err, "nothing is like it"
     assert cli("service", "create", "maya").status == 0
     ran = cli("submit", "-", given=job_file(name="second", layer=maya))
-    assert not lacks(ran.err, "service 'mya'", "did you mean 'maya'?")
+    assert not lacks(ran.err, "'mya'", "'maya'")
 
 
 def test_notes_cost_as_many_statements_whatever_the_job_and_the_farm(
@@ -150,10 +149,10 @@ def test_notes_cost_as_many_statements_whatever_the_job_and_the_farm(
         job = {"show": "demo", "shot": "s", "user": "u", "name": name}
         spec = JobSpec.parse({**job, "layers": [{**one, "name": f"layer{number}"} for number in range(layers)]})
         submitted = submit_job(engine, spec, settings, unserved=unserved)
-        names = "layer layer0" if layers == 1 else "layers layer0, layer1, layer2 and 37 more"
         (note,) = submitted.notes
-        assert note.startswith(f"{names}: ")
-        assert not lacks(note, "no host", "nowhere")
+        names = ["layer0"] if layers == 1 else ["layer0", "layer1", "layer2", " 37 "]
+        assert not lacks(note.partition(":")[0], *names)
+        assert "nowhere" in note
         return len(sent)
 
     alone = statements("one", 1)

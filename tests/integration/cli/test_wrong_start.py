@@ -37,7 +37,7 @@ def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_with_a_url_of_no_postgresql_says_so_and_is_not_started_again(role: str) -> None:
     ran = celery(role, OPENCUE_SCHED_DATABASE_URL="mysql://someone:sesame@h/d")
     assert ran.returncode == 78
-    assert not lacks(ran.stderr, "cannot start: ", "OPENCUE_SCHED_DATABASE_URL")
+    assert not lacks(ran.stderr, "opencue-sched ", "OPENCUE_SCHED_DATABASE_URL")
     assert "sesame" not in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
 
@@ -78,10 +78,8 @@ def test_a_beat_with_another_scheduler_is_refused_before_that_scheduler_is_made(
     role, *given = words
     ran = celery(role, "--schedule", str(tmp_path / "schedule"), *given)
     assert ran.returncode == 78, ran.stderr
-    (said,) = [line for line in ran.stderr.splitlines() if "opencue-sched cannot start" in line]
-    assert "celery.beat" in said
-    assert "leader gate" in said
-    assert not lacks(said, "--scheduler (-S)", "beat_scheduler")
+    (said,) = [line for line in ran.stderr.splitlines() if line.startswith("opencue-sched ")]
+    assert not lacks(said, "celery.beat", "--scheduler", "-S", "beat_scheduler")
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in ran.stderr
 
@@ -89,7 +87,7 @@ def test_a_beat_with_another_scheduler_is_refused_before_that_scheduler_is_made(
 def test_a_scheduler_that_cannot_be_imported_is_refused_by_name() -> None:
     ran = celery("beat", "-S", "no.such:Scheduler")
     assert ran.returncode == 78, ran.stderr
-    assert not lacks(ran.stderr, "cannot start: ", "no.such:Scheduler")
+    assert not lacks(ran.stderr, "opencue-sched ", "no.such:Scheduler")
     assert "Traceback" not in ran.stderr
 
 
@@ -112,15 +110,15 @@ def test_a_process_whose_redis_does_not_answer_says_so_once_and_may_be_started_a
 ) -> None:
     dead = "redis://:sesame@127.0.0.1:1/0"
     ran = celery(role, OPENCUE_SCHED_DATABASE_URL=settings.sqlalchemy_url, OPENCUE_SCHED_REDIS_URL=dead)
-    said = [line for line in ran.stderr.splitlines() if "set OPENCUE_SCHED_REDIS_URL" in line]
+    said = [line for line in ran.stderr.splitlines() if "OPENCUE_SCHED_REDIS_URL" in line]
     assert (ran.returncode, len(said)) == (75, 1), ran.stderr
-    assert not lacks(said[0], "cannot start: ", "redis://127.0.0.1:1/0")
+    assert not lacks(said[0], "opencue-sched ", "redis://127.0.0.1:1/0")
     assert "sesame" not in ran.stdout + ran.stderr
 
 
 def test_a_beat_whose_postgresql_does_not_answer_says_so_once_and_may_be_started_again() -> None:
     ran = celery("beat", OPENCUE_SCHED_DATABASE_URL="postgresql://a:sesame@127.0.0.1:1/b")
-    said = [line for line in ran.stderr.splitlines() if "set OPENCUE_SCHED_DATABASE_URL" in line]
+    said = [line for line in ran.stderr.splitlines() if "OPENCUE_SCHED_DATABASE_URL" in line]
     assert (ran.returncode, len(said)) == (75, 1), ran.stderr
     assert "sesame" not in ran.stdout + ran.stderr
     assert "Background on this error" not in ran.stderr
@@ -170,7 +168,7 @@ def test_a_service_that_cannot_serve_metrics_where_it_should_names_the_variable_
 @pytest.mark.parametrize(
     ("given", "there"),
     [
-        ("DROP TABLE opencue_sched_version", "are not there"),
+        ("DROP TABLE opencue_sched_version", "migrate"),
         ("UPDATE opencue_sched_version SET version_num = '0006'", "0006"),
     ],
 )

@@ -134,14 +134,14 @@ def test_every_call_on_a_closed_board_fails_clearly(redis_client):
         lambda: job.last_modified,
     ]
     for call in calls:
-        with pytest.raises(BoardClosed, match="not connected"):
+        with pytest.raises(BoardClosed):
             call()
     assert issubclass(BoardClosed, JobFailure)
 
 
 def test_a_store_that_does_not_answer_is_a_job_failure():
     dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, decode_responses=True, retry=None)
-    with pytest.raises(JobFailure, match="does not answer"):
+    with pytest.raises(JobFailure, match=r"127\.0\.0\.1:1\b"):
         JobBoard(dead, "cue").connect()
     dead.close()
 
@@ -321,7 +321,7 @@ def test_claiming_takes_the_job_from_the_others(board):
     assert board.find_owner(job) == "me"
     assert job.state is JobState.CLAIMED
     assert list(board.iterjobs(only_unclaimed=True)) == []
-    with pytest.raises(UnclaimableJob, match="by 'me'"):
+    with pytest.raises(UnclaimableJob, match="'me'"):
         board.claim(next(board.iterjobs()), "somebody else")
     assert job.last_modified >= job.created_on
 
@@ -331,7 +331,7 @@ def test_owners_and_expiries_are_checked(board):
     for who in (None, 3, b"me"):
         with pytest.raises(TypeError):
             board.claim(job, who)
-    with pytest.raises(ValueError, match="needs a name"):
+    with pytest.raises(ValueError, match="owner"):
         board.claim(job, "")
     for expiry in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="above 0"):
@@ -479,7 +479,7 @@ def test_only_the_owner_ends_a_claim(board, end):
         getattr(board, end)(job, "me")
     board.claim(job, "me")
     stranger = board.find(job.uuid)
-    with pytest.raises(JobFailure, match="not by 'somebody'"):
+    with pytest.raises(JobFailure, match="'somebody'"):
         getattr(board, end)(stranger, "somebody")
     assert board.find_owner(job) == "me"
 
@@ -554,7 +554,7 @@ def test_a_delayed_job_is_listed_at_once_and_claimable_when_due(board):
     assert board.job_count == 1
     assert job.state is JobState.UNCLAIMED
     assert list(board.iterjobs(only_unclaimed=True)) == []
-    with pytest.raises(UnclaimableJob, match="not due"):
+    with pytest.raises(UnclaimableJob, match=rf"{job.uuid}.* (60\.0|59\.\d) s"):
         board.claim(job, "me")
     board.client.zincrby(board.keys.of("delayed"), -60_000, job.uuid)
     assert next(board.wait(MOST_SECONDS)).uuid == job.uuid
@@ -636,7 +636,7 @@ def test_waiting_ends_when_a_delayed_job_is_due(board, redis_server):
 
 
 def test_waiting_in_vain_is_not_found(board):
-    with pytest.raises(NotFound, match="no job to claim"):
+    with pytest.raises(NotFound, match=r"'tests'.* 0\.05 s"):
         board.wait(0.05)
 
 
@@ -858,13 +858,13 @@ def test_a_board_is_fetched_from_where_its_configuration_says(conf, connection):
 
 
 def test_unknown_backends_and_settings_are_refused(redis_client):
-    with pytest.raises(NotFound, match="there are: redis"):
+    with pytest.raises(NotFound, match=r"'zookeeper'.*redis"):
         fetch("mine", {"board": "zookeeper"})
     with pytest.raises(ValueError, match="hots"):
         fetch("mine", {"board": "redis", "hots": "typo"}, client=redis_client)
-    with pytest.raises(ValueError, match="sentinel is asked at host and port"):
+    with pytest.raises(ValueError, match=r"sentinel.*host.*port"):
         fetch("mine", "redis://redis:26379?sentinel=farm")
-    with pytest.raises(ValueError, match="names its backend"):
+    with pytest.raises(ValueError, match="'board'"):
         fetch("mine", {})
 
 

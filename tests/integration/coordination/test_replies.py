@@ -48,6 +48,6 @@ def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
     assert redis_client.llen(reply_queue("cue", job)) == 1
     silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"
-    with pytest.raises(SchedulerError, match="is a worker alive"):
+    with pytest.raises(SchedulerError, match="opencue-sched fleet"):
         replies.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
     assert redis_client.hget(job_hash("cue", silent), "status") == "dispatched"

@@ -67,10 +67,10 @@ def planned(engine: Engine, settings: Settings) -> Planned:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("UPDATE layer SET int_cores_min = 200 WHERE pk_layer = :layer", ["minimum of cores"]),
-        ("UPDATE layer SET int_cores_max = 100 WHERE pk_layer = :layer", ["maximum of cores"]),
+        ("UPDATE layer SET int_cores_min = 200 WHERE pk_layer = :layer", ["minimum", "cores"]),
+        ("UPDATE layer SET int_cores_max = 100 WHERE pk_layer = :layer", ["maximum", "cores"]),
         ("UPDATE layer SET int_gpus_min = 2 WHERE pk_layer = :layer", ["GPUs"]),
-        ("UPDATE layer SET int_gpu_mem_min = 9 WHERE pk_layer = :layer", ["GPU memory"]),
+        ("UPDATE layer SET int_gpu_mem_min = 9 WHERE pk_layer = :layer", ["GPU", "memory"]),
         ("UPDATE layer SET str_tags = 'general' WHERE pk_layer = :layer", ["tags"]),
         ("UPDATE layer SET b_threadable = false WHERE pk_layer = :layer", ["threads"]),
         ("UPDATE job SET str_os = 'windows' WHERE pk_job = :job", ["OS"]),
@@ -91,7 +91,7 @@ def planned(engine: Engine, settings: Settings) -> Planned:
         ),
         (
             "UPDATE layer SET int_cores_min = 200, int_gpus_min = 2 WHERE pk_layer = :layer",
-            ["minimum of cores", "GPUs"],
+            ["minimum", "cores", "GPUs"],
         ),
     ],
 )

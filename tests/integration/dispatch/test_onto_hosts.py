@@ -326,7 +326,7 @@ def test_a_layer_that_cannot_be_launched_costs_nobody_else_a_frame(
         # then it says why it is not booked, nothing of it is counted, and the next pass comes at once
         (verdict,) = [it for it in report.verdicts if it.layer_id == bad.id]
         assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.FAILED, 0, 4)
-        assert any(word in verdict.detail for word in ("int_chunk_size is 0", "str_cmd is empty", "'7..' does not"))
+        assert any(word in verdict.detail for word in ("int_chunk_size", "str_cmd", "'7..'"))
         assert report.frames_booked == 0
         assert report.go_on
         # and all else runs, the other layer of its job too

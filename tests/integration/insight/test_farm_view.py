@@ -173,8 +173,8 @@ def test_a_job_whose_tag_no_cluster_reaches_says_so(
     why = {it["id"]: it["why_text"] for it in farm_view(engine, redis_client, settings)["jobs"]}
     # Then those that no host of the show will ever take say it
     absent, second, theirs, *others = (why[it.id] for it in made)
-    assert not lacks(absent, "no host", "Absent or Nowhere", "layer wide")
-    assert not lacks(theirs, "no host", farm.default_show().name, "tag theirs", "layer wide")
+    assert not lacks(absent, "Absent", "Nowhere", "wide")
+    assert not lacks(theirs, farm.default_show().name, "theirs", "wide")
     assert [second, *others] == ["capacity"] * 3
 
 
@@ -222,7 +222,7 @@ def test_limits_are_told_the_fullest_first_with_what_is_reported(
         )
     first, second = farm_view(engine, redis_client, settings)["limits"]
     assert (first["name"], first["used"], first["most"], first["counts"]) == ("houdini", 2, 6, "machines")
-    assert (first["settled"], first["open"], first["report_age"] >= 3600) == (2, "no report for 15m", True)
+    assert (first["settled"], "15m" in first["open"], first["report_age"] >= 3600) == (2, True, True)
     assert second == {
         "name": "arnold",
         "counts": "frames",

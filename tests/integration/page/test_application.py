@@ -38,14 +38,14 @@ def refusal(settings: Settings, *words: str, **variables: str) -> str:
     ran: subprocess.CompletedProcess[str] = run([*FLOWER, *words], env=environment(settings, **variables), cwd=ROOT)
     assert ran.returncode == 78, ran.stderr
     assert "Traceback" not in ran.stderr
-    (said,) = [line for line in ran.stderr.splitlines() if line.startswith("opencue-sched cannot start: ")]
+    (said,) = [line for line in ran.stderr.splitlines() if line.startswith("opencue-sched ")]
     return said
 
 
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"FLOWER_PORT": "tcp://10.0.0.1:5555"}, "FLOWER_PORT: .* Service named flower"),
+        ({"FLOWER_PORT": "tcp://10.0.0.1:5555"}, "FLOWER_PORT: .* enableServiceLinks: false"),
         ({"FLOWER_DEBUG": "perhaps"}, "FLOWER_DEBUG: .* 'perhaps'"),
         ({"FLOWER_INSPECT_TIMEOUT": "long"}, "FLOWER_INSPECT_TIMEOUT: "),
         ({"FLOWER_BASIC_AUTH": "artist:ses,ame"}, "comma"),

