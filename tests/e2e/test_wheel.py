@@ -32,6 +32,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.embedded.farms.stress_farms import DRAIN, stress_farm
 from opencue_sched.embedded.servers.processes import GuardedProcess, free_port
+from opencue_sched.store.schema import REVISION
 from tests.conftest import RedisServer
 from tests.e2e.roles import NAMES, Role, migration, role
 from tests.kit.left_behind import MARKER, nothing_is_left
@@ -319,7 +320,7 @@ def test_each_role_of_the_manifests_runs_and_answers_its_probes(
     }
     program, *words = migration()
     assert program == "opencue-sched"
-    assert "brought up to date" in installation.program(*words, **stores)
+    assert REVISION in installation.program(*words, **stores)
 
     # when every role is started
     roles = [role(name, stores) for name in NAMES]
