@@ -542,9 +542,9 @@ class DueThread(PeriodicThread):
     over.
 
     Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
-    strands a cluster, also while no beat leads. It looks every ``look_seconds``, when the first claim ends that nobody
-    prolongs, and when a short sleep ends that this process began. ``send`` puts a message for a posting on a dispatch
-    queue.
+    strands a cluster, also while no beat leads. The thread looks every ``look_seconds``, when the first claim runs out
+    that nobody renews, and when a short sleep ends that this process began. ``send`` puts a message for a posting on a
+    dispatch queue.
     """
 
     def __init__(

@@ -373,6 +373,8 @@ class VerdictNotes:
             self._changed_shortages.pop(place, None)
 
     def _round(self) -> float | None:
+        """Write once. Returns the seconds until the next write; None where nothing is noted, until `record` wakes the
+        thread."""
         self.write()
         with self._lock:
             return _WRITE_SECONDS if self._notes or self._shortages else None
