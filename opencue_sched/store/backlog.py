@@ -89,7 +89,7 @@ _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer =
 _JOB_VERSION = "concat(j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':', extract(epoch FROM q.until))"
 _VERSION = "concat(l.xmin, ':', {job_version}, ':', array_to_string({limits}, ' '))"
 # What lets the index of waiting jobs serve, in which paused ones are not.
-_SWITCHED_ON = "str_state = 'PENDING' AND b_paused = false"
+_PENDING_AND_UNPAUSED = "str_state = 'PENDING' AND b_paused = false"
 _JOB_MAY_RUN = f"""{JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))"""
 _WAITS = f"WHERE ls.int_waiting_count > 0 AND {_JOB_MAY_RUN}"
@@ -145,7 +145,7 @@ _NAMED_LAYERS = f"""
         UNION
         SELECT of_job.pk_layer
         FROM unnest(CAST(:shows AS varchar[])) AS named(pk_show)
-        JOIN {row_of("job", "j", f"pk_show = named.pk_show AND {_SWITCHED_ON}")} ON {JOB_SWITCHED_ON}
+        JOIN {row_of("job", "j", f"pk_show = named.pk_show AND {_PENDING_AND_UNPAUSED}")} ON {JOB_SWITCHED_ON}
         JOIN {row_of("layer_stat", "of_job", "pk_job = j.pk_job")} ON of_job.int_waiting_count > 0
     )
     {_COLUMNS}
@@ -170,7 +170,7 @@ _VERSIONS = prepared(f"""
     WITH of_job AS MATERIALIZED (
         SELECT j.pk_job, {_JOB_VERSION} AS version
         FROM (SELECT * FROM show WHERE pk_show > '' OFFSET 0) s
-        JOIN {row_of("job", "j", f"pk_show = s.pk_show AND {_SWITCHED_ON}")} ON true
+        JOIN {row_of("job", "j", f"pk_show = s.pk_show AND {_PENDING_AND_UNPAUSED}")} ON true
         LEFT JOIN {row_of("job_resource", "r", "pk_job = j.pk_job")} ON true
         LEFT JOIN {row_of("folder_resource", "f", "pk_folder = j.pk_folder")} ON true
         LEFT JOIN {row_of("opencue_sched_quarantine", "q", "pk_job = j.pk_job")} ON true
@@ -247,8 +247,8 @@ def fetch_layers(
     job_ids: Collection[str] = (),
     show_ids: Collection[str] = (),
 ) -> BacklogRows:
-    """All layers of the backlog in ``facilities``, or anywhere; where ids, jobs or shows are given, the layers of these
-    alone. A layer that was asked for and is absent has no waiting frame, or its job may not run.
+    """All layers of the backlog in the facilities of these ids, or anywhere; with ids, jobs or shows the layers of
+    these alone. A layer that was asked for and is absent has no waiting frame, or its job may not run.
 
     A row of a layer that makes no sense makes that layer a bad one, a row of a job all layers of the job.
     """

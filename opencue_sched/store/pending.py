@@ -3,8 +3,8 @@
 A pass plans from the layers that ``store.backlog`` reads; the queries here are those of sweeps, of the reservation
 task, of metrics and of ``doctor``. What runs under folders and jobs that have a cap is summed live from ``proc``.
 OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are rewritten only every two minutes for
-managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is 0 or -1; neither is used. Procs of a
-fraction of a core count as one core each.
+managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is 0 or -1; neither is used. Each proc
+counts with its cores rounded up, as in the ledger.
 """
 
 from __future__ import annotations
@@ -21,41 +21,57 @@ from opencue_sched.store.limits import limit_use
 from opencue_sched.store.schema import SchemaFacts, with_start_after
 from opencue_sched.store.tags import compared_tag, compared_tags
 
+# Conditions and columns that statements of other modules of store/ have in common with those here. They name the tables
+# ``proc p``, ``job j``, ``show s``, ``layer l`` and ``frame`` by these aliases.
+
 
 def countable(column: str) -> str:
-    """What counts of an amount that a proc has reserved: nothing of one below 0, at most INT_MAX of any other. No host
-    has more, and no sum of such amounts passes the largest bigint."""
+    """SQL for an amount that a proc has reserved, as it counts: at least 0 and at most INT_MAX. No host has more, and
+    no sum of such amounts passes the largest bigint."""
     return f"LEAST(GREATEST({column}, 0), {INT_MAX})"
 
 
+# Cores are rounded up, for each proc: (centicores + 99) / 100 in whole numbers.
 USED = f"""CAST(COALESCE(sum(({countable("p.int_cores_reserved")} + 99) / 100), 0) AS bigint) AS cores,
                CAST(COALESCE(sum({countable("p.int_gpus_reserved")}), 0) AS bigint) AS gpus"""
-"""What procs ``p`` take, in whole cores and GPUs."""
+"""Two columns: what procs ``p`` take together, in whole cores and GPUs."""
+# The columns are read from the row as JSON, because a schema before Cuebot's V49 does not have them. Every id is above
+# the empty text: with that condition PostgreSQL uses an index also in commits, which do without sequential scans.
 DELAYING_STATUSES = """ARRAY(
         SELECT CAST(stored.columns ->> 'int_exit_status' AS bigint)
           FROM limit_record CROSS JOIN LATERAL (SELECT to_jsonb(limit_record) AS columns) stored
          WHERE limit_record.pk_limit_record > '' AND CAST(stored.columns ->> 'int_delay_minutes' AS int) > 0
            AND stored.columns ->> 'int_exit_status' IS NOT NULL)"""
-"""The exit statuses with which frames say that they got no licence of a limit, and after which their layer waits. Every
-id is above the empty text: the condition lets an index serve, in a commit that does without sequential scans."""
-# A Cuebot that delays layers for the exit status of a frame (dispatcher.layer_delay.rules, and that of a limit) frees
-# the frame up to a second before it writes the delay, and may drop that write: until then nobody knows whether the
-# frame may start. A date far off says nothing.
+"""An array of exit statuses: those by which frames say that they got no licence of a limit, and after which Cuebot has
+their layer wait."""
+# A Cuebot delays a layer for the exit status of a frame: by its dispatcher.layer_delay.rules, or because the status is
+# that of a limit. It frees the frame up to a second before it writes the delay, and may drop that write. So for two
+# seconds nobody knows whether the frame may start. A ts_updated that is further ahead comes from a wrong clock.
 DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
                      BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
+"""Whether ``frame`` ended a moment ago with one of the exit statuses ``:uncounted``, so that a delay may follow."""
 QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
+"""Whether job ``j`` is in quarantine (store.quarantine)."""
 JOB_SWITCHED_ON = "j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book"
+"""Whether no switch of job ``j`` keeps it from being booked."""
 SHOW_IS_OURS = "s.b_active AND s.b_scheduler_managed"
+"""Whether show ``s`` is active and managed."""
 SHOW_SWITCHED_ON = "s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused"
+"""Whether no switch of show ``s`` keeps it from being booked."""
 SWITCHED_ON = f"{JOB_SWITCHED_ON} AND {SHOW_IS_OURS} AND {SHOW_SWITCHED_ON}"
+"""Whether no switch keeps job ``j`` of show ``s`` from being booked by us."""
 MAY_BE_BOOKED = f"""{SWITCHED_ON}
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""  # noqa: S608
+"""SWITCHED_ON, where the show has a subscription that lets it book anything."""
 SOME_WORK = f"""EXISTS (SELECT FROM job j JOIN show s USING (pk_show) JOIN layer_stat ls USING (pk_job)
                    WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED})"""
-# domain.frame_needs.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
+"""Whether any job on the farm that may be booked has frames that wait."""
+# Rounded up as (centicores - 1) / 100 + 1: centicores + 99 may pass the largest bigint, which would fail the statement
+# for all layers where one layer has a number that makes no sense.
 LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
+"""The least whole cores that a frame of layer ``l`` takes on any host, as domain.frame_needs.fewest_cores_anywhere."""
 
 # The subscriptions of our shows, with size and burst, and whether the show may book.
 _SHARES = text(
@@ -70,9 +86,10 @@ _SHARES = text(
     """  # noqa: S608 - only our own constants
 )
 
-# All that waits, whether or not passes get that far, by what it needs of a host. Asked once in a while, because it sums
-# what runs of every job, or of those in ``jobs``. Why a layer waits is part of it: a layer that a cap keeps waiting
-# could not run even where there is a host.
+# All that waits, by what it needs of a host and why it waits, whether or not a pass has come to it yet. The reason
+# belongs to it because a layer that a cap keeps waiting could not run even where there is a host. Asked once in a
+# while: it sums what runs of every job, or of those in ``:jobs``; with ``:use`` false it sums nothing. Caps are rounded
+# down to whole cores. _waiting_work fills in {limit_use} and {started}, which depend on the schema.
 _WAITING_WORK = f"""
     WITH used AS MATERIALIZED (
         SELECT p.pk_job, {USED}
@@ -115,7 +132,8 @@ _WAITING_WORK = f"""
     WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
       AND (CAST(:layers AS varchar[]) IS NULL OR ls.pk_layer = ANY(CAST(:layers AS varchar[])))
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+    GROUP BY j.pk_facility, j.pk_show, j.str_os, tags, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min,
+             l.int_gpu_mem_min, l.b_threadable, least_cores, why
 """  # noqa: S608 - only our own constants
 
 
@@ -128,29 +146,38 @@ def fetch_waiting_work(
     layer_ids: Collection[str] | None = None,
     job_ids: Collection[str] | None = None,
 ) -> Sequence[Row[Any]]:
-    """The work that passes may look at, in ``facilities`` or everywhere; of ``layer_ids`` alone where these are given.
+    """The work that passes may look at, in the facilities of these ids or everywhere; only that of ``layer_ids`` where
+    these are given.
 
-    Each row is of layers of one facility, show, OS and need that wait for the same reason:
+    A row stands for all layers of one facility, show and OS that have the same requirements and wait for the same
+    reason:
 
-    - The need is the columns of layer; ``tags`` as they are compared, between bars; ``least_cores`` of one frame.
+    - The requirements are columns of layer; ``tags``, with bars between them, in the form in which tags are compared
+      (store.tags); and ``least_cores``, what one frame takes at least.
     - ``why``: quarantined, else over_job, over_folder, over_job_gpus, over_folder_gpus or over_limit where that cap has
-      too little headroom for one frame, else behind. A limit of machines whose seats are all taken is no reason: the
-      machines that hold it take more frames, so passes look at such layers.
-    - ``frames``: how many wait; ``in_capped_folder``: whether a job of any is in a folder with a cap.
+      too little headroom for one frame, else behind. A limit that counts machines is no reason, even with all seats
+      taken: the machines that hold it take more frames, so passes look at such layers.
+    - ``frames``: how many frames wait; ``in_capped_folder``: whether any job of the row is in a folder with a cap.
     - ``layers``, ``jobs``, ``waiting``: for each layer its id, its job's id, and how many of its frames wait.
 
-    ``settle_window_seconds``: see store/limits.py. ``job_ids``: sum what runs for these jobs alone. They must be all
-    jobs of the layers, and all jobs in capped folders of theirs.
+    ``settle_window_seconds`` is accounting.limit_settle_window_seconds (store.limits). With ``job_ids`` only what runs
+    for these jobs is summed. Then they must be all jobs of the layers and, where a folder of one of them has a cap, all
+    jobs of that folder: of a job that is left out, the caps look unused.
     """
-    jobs, layers = (None if ids is None else texts(ids) for ids in (job_ids, layer_ids))
-    wanted = {"use": True, "jobs": jobs, "layers": layers, "settle_window": settle_window_seconds}
+    wanted = {
+        "use": True,
+        "jobs": None if job_ids is None else texts(job_ids),
+        "layers": None if layer_ids is None else texts(layer_ids),
+        "settle_window": settle_window_seconds,
+    }
     return _waiting_work(connection, facilities, facts, wanted)
 
 
 def fetch_requirements(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
 ) -> Sequence[Row[Any]]:
-    """The rows of `fetch_waiting_work` for all work, as if nothing ran: no proc is read."""
+    """The rows of `fetch_waiting_work` for all work, as if nothing ran: no proc is read, so a cap is a reason to wait
+    only where it is too small for a single frame."""
     return _waiting_work(
         connection, facilities, facts, {"use": False, "jobs": None, "layers": None, "settle_window": 0}
     )
@@ -159,23 +186,27 @@ def fetch_requirements(
 def _waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, wanted: Mapping[str, object]
 ) -> Sequence[Row[Any]]:
+    # First, because with_start_after formats the template, which fails for a name that it does not know.
     template = _WAITING_WORK.replace("{limit_use}", limit_use(has_holders=facts.has_limit_holders))
     statement = with_start_after(template, facts.has_start_after)
     return connection.execute(statement, {"facilities": facilities, **wanted}).all()
 
 
 def fetch_shares(connection: Connection, show_ids: Collection[str] | None = None) -> Sequence[Row[Any]]:
-    """Every subscription of these shows, or of all, that are active and managed, in any facility (``show_id``,
-    ``alloc_id``, ``facility_id``, ``burst_centicores``, ``size_centicores``; ``may_book``: the show is neither paused
-    nor are its booking or its dispatch switched off), and the database's clock (``now``)."""
+    """Every subscription of the active, managed shows, in any facility; only of ``show_ids`` where these are given.
+
+    A row has ``show_id``, ``alloc_id``, ``facility_id``, ``burst_centicores`` and ``size_centicores``; ``may_book``:
+    whether no switch of the show keeps it from being booked; and ``now``: the database's clock, in epoch seconds.
+    """
     return connection.execute(_SHARES, {"shows": None if show_ids is None else list(show_ids)}).all()
 
 
-# What clusters are made of: host tags, subscriptions, and which tags have work waiting.
+# What clusters are made of: tags of hosts, subscriptions, and the tags for which work waits.
 #
-# A cluster is a show's right to a tag, so it starts from the tags of hosts and reaches the show through the host's own
-# allocation. (Upstream joins allocation tags by their text instead, which gives a show subscribed to one ``general``
-# clusters of another allocation that happens to be called the same.)
+# A show has a cluster for each tag of a host in an allocation to which it subscribes. So statements go from the tag to
+# the host, to the host's own allocation, and to the shows that subscribe to it. (OpenCue's Rust scheduler joins the
+# tags of allocations with those of hosts by their text: a show that subscribes to one allocation with the tag
+# ``general`` gets clusters of any other allocation with such a tag.)
 
 # The facilities of this name.
 _FACILITY_IDS = text("SELECT pk_facility FROM facility WHERE str_name = :name ORDER BY pk_facility")
@@ -190,8 +221,9 @@ _TAGS_OF_ALLOCATIONS = text(
     """  # noqa: S608 - only our own constant
 )
 
-# The tags of all layers with waiting frames. No condition that layers of the backlog need not meet (store/backlog.py):
-# work would wait unseen. Tags are unnested after DISTINCT: many layers, few spellings.
+# The tags of all layers with waiting frames. Every layer that a pass may plan (store.backlog) must meet the conditions
+# here, or its work would wait unseen. DISTINCT comes before the tags are taken apart: layers are many, and differently
+# written lists of tags are few.
 _WAITING_TAGS = text(
     f"""
     SELECT DISTINCT w.pk_facility, w.pk_show, tag
@@ -209,7 +241,8 @@ _WAITING_TAGS = text(
 )
 
 
-# By the index of the tags as they are compared.
+# Whether any of the wanted tags is one of a host in an allocation to which the show subscribes. The index of host_tag
+# by the form in which tags are compared finds the hosts.
 _TAGS_WITH_A_CLUSTER = text(
     f"""
     SELECT EXISTS (
@@ -223,7 +256,8 @@ _TAGS_WITH_A_CLUSTER = text(
 )
 
 WaitingTag = tuple[str, str, str]
-"""The ids of a facility and a show, and a tag, as it is compared, of a layer of theirs with waiting frames."""
+"""The id of a facility, the id of a show, and a tag of one of the show's layers there that has waiting frames, in the
+form in which tags are compared (store.tags)."""
 
 
 def facility_ids(connection: Connection, name: str) -> list[str]:
@@ -232,26 +266,28 @@ def facility_ids(connection: Connection, name: str) -> list[str]:
 
 
 def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> Sequence[Row[Any]]:
-    """Every distinct ``tag``, as it is compared, of every allocation's hosts, in ``facilities`` or everywhere, with its
-    ``facility_id`` and ``alloc_id``. ``tag_type`` is the name of a ClusterKind, or unknown."""
+    """Every distinct ``tag`` of every allocation's hosts, in the facilities of these ids or everywhere, with its
+    ``facility_id`` and ``alloc_id``. The tag is in the form in which tags are compared (store.tags). ``tag_type`` is
+    the name of a member of ClusterKind, or another text that somebody wrote into the column."""
     return connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": facilities}).all()
 
 
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
-    """The facilities, shows and tags for which work waits: those of every frame that a pass can book, and perhaps of
-    more."""
+    """The facilities, shows and tags for which work waits, in the facilities of these ids or everywhere: those of every
+    frame that a pass can book, and perhaps of more."""
     rows = connection.execute(_WAITING_TAGS, {"facility_ids": facilities})
     return frozenset((row.pk_facility, row.pk_show, row.tag) for row in rows)
 
 
 def have_a_cluster(connection: Connection, wanted: Collection[WaitingTag]) -> bool:
-    """Whether any of these tags has a cluster: a host with the tag, in an allocation to which the show subscribes."""
+    """Whether any of these tags, at least one, has a cluster: a host with the tag, in an allocation to which the show
+    subscribes."""
     facilities, shows, tags = (list(column) for column in zip(*wanted, strict=True))
     found = connection.execute(_TAGS_WITH_A_CLUSTER, {"facilities": facilities, "shows": shows, "tags": tags})
     return bool(found.scalar_one())
 
 
-# Each limit with what it counts and how much.
+# Each limit with what it counts, frames or machines, and how many of them it admits.
 _LIMIT_CAPS = text(
     f"""
     SELECT pk_limit_record AS id, str_name AS name, {MOST} AS max_value, terms.counts_machines,
@@ -262,7 +298,11 @@ _LIMIT_CAPS = text(
 
 
 def fetch_limit_caps(connection: Connection) -> dict[str, Row[Any]]:
-    """Every limit by id, without what runs under it: ``id``, ``name``, ``max_value``, whether it ``counts_machines``,
-    and ``frames``: how many may run under a limit that a licence server reports, or that is not enforced (-1: any
-    number)."""
+    """Every limit by id, without what runs under it: ``id``, ``name``, ``max_value``, ``counts_machines`` (whether it
+    counts machines, otherwise frames), and ``frames``.
+
+    ``frames`` says how many frames may run under a limit of frames that a licence server reports or that is not
+    enforced; -1 is any number. It is None for a limit that counts machines, and for one of frames that has nothing but
+    its ``max_value``.
+    """
     return {row.id: row for row in connection.execute(_LIMIT_CAPS)}
