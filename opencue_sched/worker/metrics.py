@@ -1,6 +1,8 @@
-"""What a process shows of itself: Prometheus metrics, the scheduler reference's ``scheduler_*`` names and ours.
+"""The Prometheus metrics that a process shows of itself. Those that OpenCue's scheduler has keep its names
+(``scheduler_*``, docs/metrics.md).
 
-Packages return reports; the tasks hand them to the ``record_*`` functions here.
+Packages return reports; the tasks hand them to the ``record_*`` functions here. Any thread may call these: a series has
+a lock of its own.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ from opencue_sched.worker.probes import with_probes
 log = structlog.get_logger(__name__)
 
 PORTS_TRIED = 100
+"""How many ports are tried, from the one in the settings on: each process of a machine takes one."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""The upper bounds of the buckets of histograms of durations, in seconds."""
 
 jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs that cluster passes looked at.")
 jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a whole pass.", ["show_name"])
 frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
 no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
 candidates_per_layer = Histogram(
-    "scheduler_candidates_per_layer", "Hosts tried per layer that got to try any.", buckets=(1, 5, 10, 20, 50, 100)
+    "scheduler_candidates_per_layer",
+    "Hosts that a pass tried for one layer; layers for which it tried none are left out.",
+    buckets=(1, 5, 10, 20, 50, 100),
 )
 hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
 wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache that took no frame.")
@@ -77,8 +83,12 @@ frames_per_pass = Histogram(
 pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
 clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"])
 clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.")
-clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.")
-active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
+clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work whose posting sleeps.")
+active_scan_duration = Histogram(
+    "scheduler_active_scan_duration_seconds",
+    "One awake scan: asking the database for which clusters work waits.",
+    buckets=_SECONDS,
+)
 backlog_layers = Gauge("scheduler_backlog_layers", "Waiting layers that this worker knows.")
 backlog_stale_layers = Gauge(
     "scheduler_backlog_stale_layers", "Waiting layers that are read again before they are planned."
@@ -118,6 +128,7 @@ publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
 )
+"""Set by the process of a worker, which checks the feed (worker.process)."""
 job_events = Counter(
     "scheduler_job_events_total", "Events of jobs: sent to the receiver, failed (tried again), or dropped.", ["outcome"]
 )
@@ -127,8 +138,8 @@ release_events = Counter("scheduler_release_events_total", "Reports, completions
 def single_process_registry(*series: Collector) -> CollectorRegistry:
     """A registry of a role that is always one process: its /metrics shows ``series`` and the process itself.
 
-    A beat and a report service have one each, so that they export nothing that only workers feed. What is registered
-    nowhere else is the workers'.
+    A beat and a report service have one each, so that they export nothing that only workers feed. A worker shows
+    prometheus_client's own registry, in which every series of this module is.
     """
     made = CollectorRegistry()
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, *series):
@@ -137,6 +148,7 @@ def single_process_registry(*series: Collector) -> CollectorRegistry:
 
 
 REPORT_SERVICE = single_process_registry(release_events)
+"""The registry that a report service shows."""
 
 
 def record_pass(report: PassReport) -> None:
@@ -152,6 +164,7 @@ def record_pass(report: PassReport) -> None:
             candidates_per_layer.observe(attempts)
         hosts_attempted.inc(report.plan.attempts.total())
         wasted_attempts.inc(report.plan.wasted_attempts)
+        # Each search that finds a host is one attempt: a plan tries every host that it finds.
         host_cache_hits.inc(report.plan.attempts.total())
         host_cache_misses.inc(report.plan.cache_misses)
     for table, count in report.refusals.items():
@@ -182,7 +195,8 @@ again."""
 
 
 def watch_backlog(feed: BacklogFeed, lost: Cooldowns[str]) -> None:
-    """Show a backlog, and the layers in cooldown for their ``lost`` frames, whenever /metrics is read."""
+    """Show this backlog, and the layers in cooldown for their ``lost`` frames, whenever /metrics is read, on the thread
+    that serves /metrics. Each process has one backlog; another call shows the other one instead."""
     backlog_layers.set_function(lambda: len(feed.backlog))
     backlog_stale_layers.set_function(lambda: len(feed.backlog.stale()))
     backlog_resync_age.set_function(feed.age_seconds)
@@ -193,6 +207,7 @@ def watch_backlog(feed: BacklogFeed, lost: Cooldowns[str]) -> None:
 
 
 def _set_aside(feed: BacklogFeed, reason: str) -> float:
+    """How many layers are set aside for this reason now."""
     return feed.backlog.set_aside(feed.now())[reason]
 
 
@@ -220,26 +235,27 @@ def record_recompute(report: RecomputeReport) -> None:
 
 
 def record_store(is_open: bool, recompute_age_seconds: float | None) -> None:
-    """Show whether the counters are open, and how old the last recompute is."""
+    """Show whether the counters may be booked against, and how old the last recompute is; None: none is known."""
     store_ready.set(int(is_open))
     recompute_age.set(math.nan if recompute_age_seconds is None else recompute_age_seconds)
 
 
 def record_event(event: str, amount: int = 1) -> None:
-    """Count one event of the package reports, by its name there."""
+    """Count ``amount`` events of one kind. ``event`` is the name that the package reports gives it."""
     release_events.labels(event).inc(amount)
 
 
 def record_job_events(outcome: str, amount: int = 1) -> None:
-    """Count events of jobs that were ``sent``, ``failed`` or ``dropped``."""
+    """Count ``amount`` events of jobs. ``outcome`` is ``sent``, ``failed`` or ``dropped``."""
     job_events.labels(outcome).inc(amount)
 
 
 def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:
-    """Serve ``registry`` as /metrics, and the probes /livez and /readyz, on the first free port from ``first_port`` on;
-    None when the port is 0 (off).
+    """Serve ``registry`` as /metrics, and the probes /livez and /readyz, on the first free port from ``first_port`` on.
 
-    Raises WrongConfiguration where it cannot listen, and SchedulerError when none of 100 ports is free.
+    Returns the server and its port, or None when ``first_port`` is 0, which turns metrics off. The server runs on a
+    daemon thread until the process ends. Raises WrongConfiguration where this host and port cannot be listened on, and
+    SchedulerError when none of PORTS_TRIED ports is free.
     """
     if first_port == 0:
         return None
@@ -247,10 +263,11 @@ def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tu
         try:
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                cure = "set OPENCUE_SCHED_QUEUE__METRICS_HOST, or OPENCUE_SCHED_QUEUE__METRICS_PORT"
-                raise WrongConfiguration(f"cannot serve metrics on {host}:{port}: {error.strerror}; {cure}") from error
-            continue
+            if error.errno == errno.EADDRINUSE:
+                continue
+            cure = "set OPENCUE_SCHED_QUEUE__METRICS_HOST, or OPENCUE_SCHED_QUEUE__METRICS_PORT"
+            raise WrongConfiguration(f"cannot serve metrics on {host}:{port}: {error.strerror}; {cure}") from error
+        # Until here a probe was answered with metrics, and status 200.
         server.set_app(with_probes(cast(WSGIApplication, server.get_app())))
         log.info("metrics_served", address=f"http://{host}:{port}/metrics", wanted_port=first_port)
         return server, port
