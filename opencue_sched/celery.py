@@ -202,7 +202,7 @@ class ProcessStep(bootsteps.StartStopStep):
         except (SchedulerError, RedisError, SQLAlchemyError) as error:
             _refuse(error)
         except SystemExit:
-            # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
+            # The order to stop came during the start. Celery ends no step of a worker that has not started all of them.
             mine.stop()
             raise
         install_level_signals()

@@ -431,7 +431,7 @@ class Settings(BaseSettings):
         description="Jobs that name no log_dir log below this: `<log_root>/<show>/<shot>/logs/<job>--<job id>`. One "
         'for all, or by the job\'s os, as in OpenCue: `{"default_os": "/shots", "windows": "S:/shots"}`.',
     )
-    # By factories: a default given as such would count as set by somebody (see Stream).
+    # Sections are made by factories: a section given as a default would count as set by a person (see Stream).
     logging: Logging = Field(default_factory=Logging)
     queue: Queue = Field(default_factory=Queue)
     database: Database = Field(default_factory=Database)

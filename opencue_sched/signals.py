@@ -27,7 +27,7 @@ class StopOrder:
                 signal.signal(number, lambda received, _frame: self._signals.put(received))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the order, at most so many seconds. Returns whether it was given. Called by the main thread."""
+        """Wait for the order, at most ``seconds``. Returns whether it was given. Called by the main thread."""
         try:
             self._signals.put(self._signals.get(timeout=seconds))  # put back: the order stands
         except Empty:

@@ -195,7 +195,8 @@ class _Filler:
     def _wait(self) -> None:
         """Wait until the store has been closed for an age and PostgreSQL has ended every earlier COMMIT, and keep the
         lease meanwhile."""
-        # By a clock of this machine: Redis TIME may jump. From after the store was closed: until then others booked.
+        # The wait is measured by a clock of this machine, because Redis TIME may jump. It begins after the store was
+        # closed, because others booked until then.
         open_again = time.monotonic() + self._age
         while (left := open_again - time.monotonic()) > 0:
             self._renew()

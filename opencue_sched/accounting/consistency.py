@@ -156,7 +156,7 @@ def check_machines(
             pipe.zrange(keys.MACHINES_PREFIX + limit_id, 0, -1)
         answers = pipe.execute(raise_on_error=False)
     for limit_id, machines in zip(limits, answers, strict=True):
-        # Of what is no sorted set the script says so at any machine.
+        # Where the key is no sorted set, the answer is an error, and the script says the same of any machine.
         places |= {(limit_id, machine) for machine in (machines if isinstance(machines, list) else [_NO_MACHINE])}
     wrong, left = _differing(ledger, epoch, sorted((*place, "") for place in places | starts.keys()), heal=heal)
     if heal and (wrong or left):

@@ -45,7 +45,7 @@ class Found:
 
 def last_found(client: redis.Redis) -> Found:
     """What the last whole recompute found; nothing where the key holds something else. Raises RedisError."""
-    # By MGET, which says nothing of a key of another type where GET raises an error.
+    # MGET answers None for a key of another type; GET would raise an error.
     (text,) = client.mget(keys.FOUND)
     try:
         read: Any = json.loads(text or "{}")

@@ -29,7 +29,7 @@ class Settling:
     """The setting ``accounting.limit_settle_window_seconds``: a frame that started fewer seconds before the server was
     asked need not be in its report."""
     booked_before_seconds: float
-    """The commit deadline: a frame is booked at most so many seconds before it starts."""
+    """The commit deadline: a frame starts at most this many seconds after it is booked."""
 
     def bound(self, reported_at: float, redis_ahead_seconds: float) -> int:
         """The second of Redis TIME after which a booking counts beside a report, because the report need not show it.

@@ -17,7 +17,7 @@ from opencue_sched.store import history
 
 SECONDS_PER_HOUR = 3600
 _MOST_DAYS_BACK = 3660
-"""The earliest day that a command takes is so many days ago. `report` hands the first second of each day since then to
+"""How many days ago the earliest day is that a command takes. `report` hands the first second of each day since then to
 PostgreSQL."""
 _OFF = "note: history is switched off here (DISABLE_HISTORY in the table config): what has run since is not in it"
 

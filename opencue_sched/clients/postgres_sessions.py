@@ -128,7 +128,7 @@ def new_channel() -> str:
 
 
 def _hears(connection: Any, channel: str, seconds: float) -> bool:
-    """Whether a connection of the driver's gets a notification of ``channel`` within so many seconds."""
+    """Whether a connection of the driver's gets a notification of ``channel`` within ``seconds``."""
     news = select.poll()
     news.register(connection, select.POLLIN)
     deadline = time.monotonic() + seconds

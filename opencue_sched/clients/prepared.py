@@ -140,8 +140,9 @@ class PreparedStatements:
             return True
         if kept is None or not is_good:
             kept = _Kept(self._generation, now + REPLANNED_SECONDS, frozenset())
-        # Also on a new connection: a pool that resets nothing gives it a session with plans of another process, some by
-        # the same names. Behind a ROLLBACK that the message may begin with: before that nothing can be given up.
+        # A new connection gives up all plans as well: behind a pool that resets nothing it has a session with plans of
+        # another process, some by the same names. DEALLOCATE comes after the ROLLBACK that the message may begin with,
+        # because before that a failed transaction refuses it.
         give_up = [] if kept.names else ["DEALLOCATE ALL"]
         sent: list[str] = []
         for part in message.parts:

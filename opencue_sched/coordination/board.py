@@ -40,11 +40,11 @@ class JobPriority(StrEnum):
 NEVER = math.inf
 """The life of a claim that does not expire."""
 ERROR_CHARACTERS = 4000
-"""How much of an error's text a job keeps: so many characters at its end."""
+"""How many characters of an error's text a job keeps, from its end."""
 PAGE = 100
 """How many jobs one call of a listing reads."""
 RESEND_SECONDS = 0.8
-"""A message that no claim has answered so long after it was sent counts as lost."""
+"""How long after it was sent a message counts as lost if no claim has answered it."""
 # The words of lua/board_end.lua, lua/board_update.lua and lua/board_page.lua, which say what each does.
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]

@@ -106,7 +106,7 @@ class BacklogFeed:
         self._shares_at = -math.inf
         self._database_ahead = 0.0
         """The database's clock (epoch seconds) less ``clock``."""
-        # Of the resync's thread, but for the two times, which any thread may set back.
+        # Touched by the resync's thread alone, except the two times, which any thread may set back.
         self._cursor: str | None = None
         self._untold: set[str] = set()
         """Layers that differed and that the others could not be told of."""

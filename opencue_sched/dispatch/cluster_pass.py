@@ -310,7 +310,7 @@ class _Pass:
             work = runner.backlog.backlog.work(clusters, own=own, now=now, place=place, left_alone=self.left_alone)
             if not runner.backlog.may_book(show_id):
                 continue
-            # Also where nothing else waits: nobody else says why these layers do.
+            # The bad layers are reported also where no other layer waits: no other pass says why they wait.
             reports[0].verdicts = tuple(runner.backlog.backlog.bad(show_id))
             self.work_of |= dict.fromkeys(clusters, work)
             waiting = [report for report in reports if work.waits(report.cluster)]

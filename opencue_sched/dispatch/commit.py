@@ -164,7 +164,7 @@ class PlanSizes:
             self._bounds[shard] = min(2 * self._bounds[shard], MAX_FRAMES)
 
     def cancelled(self, shard: str, frames: int) -> None:
-        """Note that the commit of a plan of so many frames, or a statement of the commit, took longer than it may."""
+        """Note that the commit of a plan of ``frames`` frames, or one of its statements, took longer than it may."""
         with self._lock:
             bound = self._bounds[shard] = max(1, min(self._bounds[shard], frames // 2))
         log.warning("plans_halved", shard=shard, frames=frames, next_frames=bound)

@@ -33,7 +33,7 @@ What = TypeVar("What", bound=Hashable)
 
 
 def cooldown_seconds(failures: int, *, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> float:
-    """The cooldown after so many failures in a row, of which the last has just happened."""
+    """The seconds of cooldown after this number of failures in a row, of which the last has just happened."""
     return float(min(longest, first * 2 ** min(failures - 1, 30)))
 
 

@@ -48,7 +48,7 @@ class Dispatcher:
     send: Callable[[Enqueued], None]
     """Puts a message for a posting on a dispatch queue."""
     look_in: Callable[[float], None]
-    """Has this process look for postings that are due, after so many seconds."""
+    """Called with seconds: has this process look for postings that are due once they have passed."""
     hold_sweeps: Callable[[], Callable[[], None]] = lambda: _nothing_held
     """Keeps this process from sweeping for news of its own shard, until the function that it returns is called: while a
     pass over that shard has the claims."""

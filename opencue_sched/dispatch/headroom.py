@@ -75,7 +75,7 @@ def read_snapshot(
     ledger: Ledger, backlog: BacklogFeed, works: Sequence[BacklogWork], watched: WatchedVertices, *, idle_cores: int
 ) -> Snapshot:
     """Make the snapshot that a plan of ``works`` is made from: use and burst of their subscriptions, all limits, and
-    the caps of jobs and folders that are watched, or that a plan on so many ``idle_cores`` is sure to reach."""
+    the caps of jobs and folders that are watched, or that a plan on ``idle_cores`` is sure to reach."""
     now = backlog.now()
     gpu_layers = backlog.backlog.with_gpus(now)
     shares = backlog.shares({work.clusters[0].show_id for work in works} | {layer.job.show_id for layer in gpu_layers})

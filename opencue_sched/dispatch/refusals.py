@@ -59,7 +59,8 @@ class Refusals:
     def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
         """Note how launches ended, and return what is at fault by now. Counting starts anew for that."""
         refused: dict[tuple[str, str], str] = {}
-        hosts, launched = set[str](), set[str]()
+        hosts: set[str] = set()
+        launched: set[str] = set()
         with self._lock:
             now = self._clock()
             kept_apart = self.apart.active()

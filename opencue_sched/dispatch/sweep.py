@@ -354,8 +354,6 @@ class Sweeper:
 
 
 def pause_between_wakes(clusters: int) -> float:
-    """Seconds between two wakes of a cluster for freed hosts in the long run, where so many clusters could use these.
-
-    A cluster counts once for each shard.
-    """
+    """Seconds between two wakes of a cluster for freed hosts in the long run, where ``clusters`` clusters could use
+    these. A cluster counts once for each shard."""
     return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _WOKEN_PER_SECOND))

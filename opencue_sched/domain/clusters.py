@@ -61,17 +61,20 @@ _LOWER_CASE = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 def normalise_tag(tag: str) -> str:
-    """One tag as it is compared: without spaces, wherever they are, and the letters A to Z in lower case."""
+    """One tag in the form in which tags are compared: without spaces, wherever they are, and the letters A to Z in
+    lower case."""
     return tag.replace(" ", "").translate(_LOWER_CASE)
 
 
 def normalise_tags(text: str | None) -> frozenset[str]:
-    """``layer.str_tags`` in any spelling, as a set of tags as they are compared. Empty and NULL give the empty set."""
+    """The set of tags in ``layer.str_tags``, in the form in which tags are compared. An empty text and None have
+    none."""
     return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
 
 
 def spelled_tags(text: str | None) -> dict[str, str]:
-    """The tags of ``layer.str_tags`` as they are compared, each with its spelling there, for people."""
+    """The tags in ``layer.str_tags``, in the form in which tags are compared, each with its spelling there, for
+    people."""
     return {normalise_tag(tag): tag.strip() for tag in (text or "").split("|") if tag.strip()}
 
 

@@ -40,8 +40,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The reservation of a host for a frame of a layer. The host drains until so many whole cores, KB and GPUs are idle
-    there."""
+    """The reservation of a host for a frame of a layer. The host drains until it has these amounts idle.
+    Cores are whole ones."""
 
     layer_id: str
     job_id: str

@@ -56,7 +56,7 @@ class Draw(Protocol):
         """The virtual time and the id of each job in ``priorities``, which has the jobs' priorities by their ids."""
 
     def served(self, job_id: str, cores: int, priority: int) -> float:
-        """Note that a job starts so many cores because it was drawn; returns its virtual time from now on."""
+        """Note that a job starts ``cores`` because it was drawn; returns its virtual time from now on."""
 
     def count(self, cores: int, *, drawn: bool) -> None:
         """Count cores that the show starts."""

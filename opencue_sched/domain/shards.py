@@ -30,14 +30,14 @@ Division = tuple[str, ...]
 
 
 def divide(instances: Collection[str], hosts: int) -> Division:
-    """The division of so many hosts among live instances. There is room for one for every HOSTS_PER_SHARD hosts; where
-    more are alive, those whose names come first have the shards."""
+    """The division of ``hosts`` hosts among live instances. There is room for one for every HOSTS_PER_SHARD hosts;
+    where more are alive, those whose names come first have the shards."""
     among = tuple(sorted(instances)[: hosts // HOSTS_PER_SHARD])
     return among if len(among) > 1 else ()
 
 
 def hosts_divided(instances: int) -> int:
-    """How many hosts are enough for a shard of each of so many instances."""
+    """How many hosts are enough for each of ``instances`` instances to have a shard."""
     return instances * HOSTS_PER_SHARD
 
 

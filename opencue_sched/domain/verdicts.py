@@ -85,7 +85,7 @@ class Shortage:
     tags: tuple[str, ...]
     """The layers that wait for this reason have one of these tags."""
     need: Resources
-    """The frames of the layers that wait for this reason need at least so much."""
+    """The least that a frame of the layers that wait for this reason needs."""
     verdict: Verdict
     detail: str
     """One sentence for an operator."""

@@ -712,7 +712,7 @@ class BacklogWork:
         return entry.aside and any(at is not None and at > self._now for at in times)
 
     def first_jobs(self, most: int) -> list[Job]:
-        """The first jobs in the order of rank that have frames to plan, at most so many."""
+        """The first ``most`` jobs in the order of rank that have frames to plan; fewer where there are no more."""
         jobs: dict[str, Job] = {}
         for waiting in self if most > 0 else ():
             jobs[waiting.job.id] = waiting.job

@@ -23,7 +23,7 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.policies import Refusal
 
 MOST_FRAMES_FOR_A_SEAT = 1_000
-"""Frames that wait for a seat are counted up to so many. Hosts have fewer cores, so more would change no choice."""
+"""Up to how many frames that wait for a seat are counted. Hosts have fewer cores, so more would change no choice."""
 
 
 class Where(NamedTuple):

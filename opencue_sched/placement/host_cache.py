@@ -25,11 +25,11 @@ Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it is asked under the lock, and of hosts that are not chosen."""
 FetchHosts = Callable[[str, Sequence[str] | None, Collection[int]], Sequence[Host]]
 """``fetch(facility_id, tags, buckets)``: the hosts of the facility that can be booked, of these buckets
-(domain/shards.py), in one query. With tags those that have any of them, and of more than FIRST_READ_HOSTS any so many;
-with None all there are."""
+(domain/shards.py), in one query. With tags the hosts that have any of them, at most FIRST_READ_HOSTS, whichever these
+are; with None all hosts."""
 
 TAKEN_SECONDS = 12.0
-"""What a plan took and nobody settled counts as taken until the first read that begins so much later."""
+"""What a plan took and nobody settled counts as taken until the first read that begins this long after it."""
 REREAD_SECONDS = 10.0
 """Time between two reads of a host, in a small farm. Changes in between arrive by the change log. The reads find
 changes that the log lost, and those that it never has: hosts that are new, are up again, or have ceased to report."""
@@ -179,8 +179,8 @@ class _Part:
         self.due_at, self.whole_at = now, now + WHOLE_ROUND_SECONDS
 
     def read(self, buckets: frozenset[int], hosts: int, of_round: int) -> float:
-        """Note that these buckets, which have so many hosts, were read for that round. Returns the seconds to the next
-        portion. A round that began meanwhile reads them once more."""
+        """Note that these buckets, with their number of ``hosts``, were read for that round. Returns the seconds to the
+        next portion. A round that began meanwhile reads them once more."""
         if of_round == self.round:
             self.left = [bucket for bucket in self.left if bucket not in buckets]
         of_bucket, most = hosts / len(buckets), len(ALL_BUCKETS)
@@ -540,7 +540,8 @@ class HostCache:
         """Whole cores idle on the hosts of these clusters' tags, each host once; no more are counted when there are
         ``most``."""
         with self._lock:
-            counted, total = set[str](), 0
+            counted: set[str] = set()
+            total = 0
             asked = (HostGroups(cluster.facility_id, cluster.tags, cluster.shard) for cluster in clusters)
             groups = map(self._groups_with, asked)
             for index in (index for group in dict.fromkeys(chain(*groups)) for index in group.by_alloc.values()):

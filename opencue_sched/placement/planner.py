@@ -142,7 +142,7 @@ class Planner:
             # kept the layer off.
             self._soft = False
             for show in self._shows:
-                # Also layers of which no frame was read yet: they are read when this round finds a host.
+                # Layers of which no frame was read yet take part: frames are read when this round finds a host.
                 refused = (state for states in show.states.values() for state in states if state.softly_refused)
                 softly = [state for state in refused if state.frames or not state.all_read]
                 show.rest, show.by_rank = None, deque(softly)
@@ -398,8 +398,8 @@ class Planner:
                     break
 
     def _want(self, show: ShowState, coming: Iterable[Waiting], frames: float, of_each: int) -> None:
-        """Ask for the portions of layers that come next, up to so many frames, of which each layer starts ``of_each``
-        at most."""
+        """Ask for the portions of layers that come next, for up to ``frames`` frames, of which each layer starts
+        ``of_each`` at most."""
         for waiting in coming:
             if frames <= 0 or len(show.wanted) >= _PORTIONS_AHEAD:
                 return
@@ -482,7 +482,7 @@ class Planner:
     def _state_of(
         self, show: ShowState, listed: Waiting, layer: Layer, frames: Sequence[Frame], waiting: int
     ) -> LayerState:
-        """The state of a memory slice of a listed layer: frames that ask for the same memory, of which so many wait."""
+        """The state of a memory slice of a listed layer: the ``waiting`` frames that ask for the same memory."""
         tags = self._reach(show, layer.tags).tags
         cluster = show.cluster_of(layer)
         search = Search.of(listed.job, layer, smallest_need(layer), tags)

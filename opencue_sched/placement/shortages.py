@@ -57,7 +57,7 @@ def shortage(
 
 
 def shared_shortage(tags: tuple[str, ...], need: Resources, census: Census, open_allocs: Collection[str]) -> Shortage:
-    """What stands between the hosts with these tags, none of which has so much idle, and each layer that needs at
+    """What stands between the hosts with these tags, none of which has ``need`` idle, and each layer that needs at
     least that."""
     with_tags = f"with the tag {' or '.join(tags)}"
     hosts = f"no host of the {sum(count for _, count in census.kinds)} {with_tags}"

@@ -31,7 +31,7 @@ class Receiver(Protocol):
     def shown(self) -> str: ...
 
     def deliver(self, message: bytes, seconds: float) -> str:
-        """Hand over an event as JSON. Why that failed, within so many ``seconds``; empty when it did not."""
+        """Hand over an event as JSON, within ``seconds``. Returns why that failed, or an empty text."""
 
 
 def receiver_of(events: Events) -> Receiver | None:

@@ -62,13 +62,13 @@ def move_finished_jobs(
     """Move the jobs in ``scope`` that finished ``after_seconds`` ago or more. None is moved in the first day after the
     upgrade, or after a Cuebot last moved some. Any number of processes may do this: each job is moved once.
 
-    ``stopping`` says whether the process is to end, ``pause`` waits so many seconds between two portions.
+    ``stopping`` says whether the process is to end, ``pause`` waits the given seconds between two portions.
     """
     with engine.connect() as connection:
         if not finished_jobs.may_begin(connection):
             return Moved()
         left = finished_jobs.find_due(connection, after_seconds, scope=scope, most=MOST_LOOKED_AT)
-    # ``alone``: so many portions from here on are of one job each, to find the job at which a portion failed.
+    # ``alone``: how many portions from here on are of one job each, to find the job at which a portion failed.
     jobs = frames = portions = refused = alone = 0
     until = time.monotonic() + MOVE_SECONDS
     while left and not stopping() and (began := time.monotonic()) < until:

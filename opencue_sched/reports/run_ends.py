@@ -37,7 +37,7 @@ SIGNAL_TERMINATED = 15
 """SIGTERM: how a host that its user takes back ends its frames."""
 
 _SIGNALS_OF_SHELLS = 128
-"""A shell says so much more than the number of the signal that its command was killed by."""
+"""What a shell adds to the number of the signal that killed its command, to make an exit status of it."""
 
 _SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
 """frame_history.int_exit_status is a smallint; a Windows process ends with numbers far outside it."""

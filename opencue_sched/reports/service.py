@@ -165,7 +165,7 @@ class ReportService:
             together=REPORTS_TOGETHER,
             gather_seconds=GATHER_SECONDS,
         )
-        # Of its own, so that no report waits for an RQD that does not answer.
+        # Kills have an inbox of their own, so that no report waits for an RQD that does not answer.
         self._kills = HostInbox(self._kill, name="host-kills", threads=KILL_THREADS)
         self._reports = HostReports(
             releaser,

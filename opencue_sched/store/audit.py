@@ -12,7 +12,7 @@ from opencue_sched.store.limit_types import TERMS
 from opencue_sched.store.pending import countable
 from opencue_sched.store.procs import HELD
 
-# Of these procs: their shows, and how long ago each was booked.
+# The show of each of these procs, and how long ago the proc was booked.
 _PROC_AGES = text(
     """
     SELECT pk_proc, pk_show, CAST(extract(epoch FROM clock_timestamp() - ts_booked) AS float) AS seconds

@@ -163,8 +163,8 @@ _NAMED_LAYERS = f"""
 """.replace("{limits}", "limits.ids")  # noqa: S608 - only our own constants
 
 # The versions of all layers of the backlog whose jobs are in some buckets, by the first byte of the MD5 of their ids.
-# By way of shows and jobs: each worker of a fleet reads the layers of its own buckets alone, and nobody those of
-# finished jobs. Every id is above the empty text: the condition lets an index serve.
+# The statement goes by way of shows and jobs, so that each worker of a fleet reads the layers of its own buckets alone,
+# and no worker those of finished jobs. Every id is above the empty text: with that condition PostgreSQL uses an index.
 _VERSIONS = prepared(f"""
     {PLANNED_ONCE}
     WITH of_job AS MATERIALIZED (
@@ -186,13 +186,14 @@ _VERSIONS = prepared(f"""
     {_LIMITS_LOOKED_UP}
 """)  # noqa: S608 - only our own constants
 
-# The first frames of some layers, so many of each. A frame is eligible since it was activated, freed by its last
-# dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. The index
-# of waiting frames has the order: what is read ends with the last frame wanted. Left to itself PostgreSQL sorts all
-# frames of a layer of 20,000 where most layers have one or two, or its statistics are old. BETWEEN keeps the layer in
-# the order: with "=" Cuebot's index of all frames by dispatch order has that order as well, and is gone through from
-# its beginning for each layer where the statistics are those of a table with one layer. Of frames that wait for the
-# delay of their layer the first ones are looked at, which are all where the portion has fewer than it may have.
+# The first frames of these layers, at most as many as ``:most`` has for each. A frame is eligible since it was
+# activated, freed by its last dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and
+# its layer may start. The index of waiting frames has the order: what is read ends with the last frame wanted. Left to
+# itself PostgreSQL sorts all frames of a layer of 20,000 where most layers have one or two, or its statistics are old.
+# BETWEEN keeps the layer in the order: with "=" Cuebot's index of all frames by dispatch order has that order as well,
+# and is gone through from its beginning for each layer where the statistics are those of a table with one layer. Of
+# frames that wait for the delay of their layer the first ones are looked at, which are all where the portion has fewer
+# than it may have.
 _PORTIONS = f"""
     SELECT set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
            set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),

@@ -81,7 +81,7 @@ def may_begin(connection: Connection) -> bool:
 
 
 def find_due(connection: Connection, seconds: float, *, scope: UpkeepScope, most: int) -> list[str]:
-    """The ids of jobs in ``scope`` that finished so many ``seconds`` ago or more, the first first. It reads all jobs.
+    """The ids of jobs in ``scope`` that finished ``seconds`` ago or earlier, the first first. It reads all jobs.
 
     Left out are jobs with procs, which the reaper ends first, those that a job which is not finished waits for, and
     post jobs whose job is still there.

@@ -57,7 +57,7 @@ _COLUMNS = f"""
            {HOLD_COLUMNS}
 """  # noqa: S608 - only our own constants
 
-# The hosts of a facility that carry any of some tags, in any bucket or in some, and at most so many of them.
+# The hosts of a facility that carry any of some tags, in any bucket or in some; at most ``:most`` of them.
 _HOSTS_WITH_TAGS = text(
     f"""
     SELECT {_COLUMNS.format(wanted="true")}
@@ -113,8 +113,8 @@ def fetch_groups(
 ) -> list[Host]:
     """The hosts of a facility that carry one of the tags and are in one of these buckets (domain/shards.py).
 
-    They may be of any allocation. Their last report is at most ``staleness`` seconds old. With ``most``, any so many of
-    them are returned; fewer only where there are no more.
+    They may be of any allocation. Their last report is at most ``staleness`` seconds old. With ``most``, at
+    most that many are returned, whichever these are, and fewer only where there are no more.
     """
     some_buckets = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
     parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": some_buckets}
@@ -278,7 +278,7 @@ def full_names(engine: Engine) -> Callable[[str], str]:
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:
-    """The tags, as they are compared, that at least one of these hosts carries."""
+    """The tags that at least one of these hosts carries, in the form in which tags are compared (store.tags)."""
     return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": texts(ids)}).scalars())
 
 

@@ -43,7 +43,8 @@ def rank(connection: Connection, job_id: str) -> Row[Any] | None:
     job that is none of these.
 
     - ``show`` and ``priority``: the job's own.
-    - ``place``: its place by rank (priority, then age; 1 goes first) among so many ``jobs``.
+    - ``jobs``: how many such jobs there are; ``place``: the job's place by rank among them (priority, then age; 1 goes
+      first).
     - ``layers_ahead``: how many waiting layers the jobs before it have.
     - ``chance``: its chance of coming first in a draw, its priority by the sum of all.
     """
@@ -178,7 +179,7 @@ _UNREACHED = text(
     """  # noqa: S608 - only our own constants
 )
 # How many frames were started lately. Where history is off, or drained late, the procs that still run are counted:
-# there were at least so many.
+# there were at least as many.
 _BOOKINGS = text(
     """
     SELECT greatest(

@@ -29,7 +29,7 @@ class LicenceShortage:
     """Whether the layer is bound to the limit."""
 
 
-# By way of JSON, for schemas before V49 have no such columns.
+# The limits with these exit statuses. Columns are read from the row as JSON, because schemas before V49 lack them.
 _SHORTAGES = text(
     """
     SELECT pk_limit_record AS limit_id, exit_status,

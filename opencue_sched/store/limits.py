@@ -147,7 +147,7 @@ def fetch_limits(
 
     - ``id``, ``name`` and ``max_value``; ``counts_machines``: whether it counts machines, otherwise frames.
     - ``running``: how many use it, of which ``settled`` are reported and ``pending`` are not yet.
-    - ``threshold``: with so many nothing else may start, but on a machine that holds it.
+    - ``threshold``: how many may use it before nothing else may start, except on a machine that holds it.
     - ``left``: how many more may; None: any number, because the limit ``is_open``.
     - ``frames``: how many frames run under it now; ``machines``: how many machines hold it.
     - From its row: ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None:

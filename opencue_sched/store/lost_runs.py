@@ -133,8 +133,11 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
 
 
 def lost_runs(connection: Connection, scope: UpkeepScope, *, limit: int, **seconds: float) -> Sequence[LostRow]:
-    """Procs on DOWN hosts, of finished jobs, ``frameless`` for so many seconds, last named (or dispatched) ``unnamed``
-    seconds before their host's last report, or ``silent`` for so long on a host that is never marked DOWN; and frames
-    RUNNING without a proc. At most ``limit`` of them, at random.
+    """Procs whose run is lost, and frames RUNNING without a proc; at most ``limit`` of all these, at random.
+
+    A run is lost where its host is DOWN or its job FINISHED; where the proc has no frame, and no report has named the
+    proc for ``frameless`` seconds; where the host's last report came ``unnamed`` seconds after the last that named the
+    proc (or after its dispatch); and, on a host that is not UP, where no report has named the proc for ``silent``
+    seconds. A frame counts as without a proc once it has been RUNNING so for ``silent`` seconds.
     """
     return connection.execute(_LOST_RUNS, {**seconds, "limit": limit, **asdict(scope)}).all()

@@ -22,7 +22,7 @@ from opencue_sched.store.shows import insert_row
 
 LOCK_SECONDS = 2
 """How long the report of a host waits for a row that another transaction has locked: other reports wait behind it."""
-# Have statements of this transaction wait so long for a lock at most.
+# Have statements of this transaction wait for a lock no longer than ``:time``.
 _WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")
 _REPORTED = (
     "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
@@ -83,7 +83,7 @@ _FIND_NAMESAKE = text(
       FROM host WHERE lower(str_name) = lower(:short) ORDER BY str_name LIMIT 1
     """
 )
-# A host with that short name that has been silent so long goes on under another full name.
+# A host with that short name, silent for the given time, goes on under another full name.
 _TAKE_OVER = text(
     """
     WITH silent AS (

@@ -27,7 +27,7 @@ MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
 """The condition that a host ``h`` with its statistics ``s`` is open, up, and was heard of lately."""
 LOCKED_CENTICORES = """coalesce((
         SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
-"""The centicores of a host ``h`` that are locked on its RQD: frames have so many fewer."""
+"""The centicores of a host ``h`` that are locked on its RQD, which frames cannot have."""
 HELD = """LATERAL (
         SELECT hold.pk_layer, json_build_array(
                    hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
@@ -238,8 +238,8 @@ def fetch_candidates(
 ) -> dict[str, list[str]]:
     """Layer id -> ids of at most ``most`` hosts that are not reserved and may take its frames when idle.
 
-    ``asked`` names ``layer_id``, ``facility_id`` and the ``tags`` and ``alloc_ids`` of which hosts have one; they have
-    at least so many ``cores``, ``memory_kb`` and ``gpus``.
+    Each mapping in ``asked`` has ``layer_id`` and ``facility_id``, ``tags`` and ``alloc_ids`` of which a host must have
+    one each, and the ``cores``, ``memory_kb`` and ``gpus`` that it must have at least.
     """
     found: dict[str, list[str]] = {}
     for row in connection.execute(_CANDIDATES, {"asked": json.dumps(asked), "staleness": staleness, "most": most}):

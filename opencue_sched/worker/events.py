@@ -172,8 +172,8 @@ class NotificationListener(PeriodicThread):
                     self._call(name, handler, [payload])
                 return
             metrics.record_event("notification_failed", len(payloads))
-            told = log.warning if store_is_away else log.exception
-            told("notification_failed", channel=name, error=str(error))
+            log_it = log.warning if store_is_away else log.exception
+            log_it("notification_failed", channel=name, error=str(error))
         else:
             metrics.record_event(f"notification_{name}", len(payloads))
 

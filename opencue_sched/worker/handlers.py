@@ -99,7 +99,7 @@ class Handlers:
             if (ids["bound"] or lacking) and self._ledger.follows_limits():
                 self._follow(ids["bound"], lacking)
         finally:
-            # Also when layers could not be followed: the new caps are loaded, and follow_again tries again.
+            # Wake also when layers could not be followed: the new caps are loaded, and follow_again tries again.
             self._waker.note(shows=shows)
 
     def follow_again(self) -> None:

@@ -33,8 +33,8 @@ class TellsLosses(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write a line; then log the lines that were lost, if it is time to."""
-        # Told without this handler's lock: the line goes through the other handler, which may have lost lines as well
-        # and be about to tell that through this one.
+        # Lost lines are logged without this handler's lock: that line goes through the other handler, which may have
+        # lost lines as well, and be about to log that through this one.
         written = super().handle(record)
         if lost := self._losses_to_tell():
             structlog.get_logger(__name__).error("log_lines_lost", log=self.what, lines=lost, error=self._why)

@@ -103,7 +103,7 @@ class Process:
         self.renewer = ClaimRenewer(
             self.postings,
             ttl_seconds=CLAIM_SECONDS,
-            # The server cancels a statement after so long: a step that takes longer waits for no answer of it.
+            # The server cancels a statement after this time: a step that takes longer waits for no answer of it.
             patience_seconds=STATEMENT_SECONDS,
         )
         self.membership = Membership(

@@ -102,7 +102,7 @@ class VirtualTimes:
                 self.left(job_id)
 
     def served(self, job_id: str, cores: int, priority: int) -> float:
-        """Note that a job starts so many cores because it was drawn; returns its virtual time from now on."""
+        """Note that a job starts ``cores`` because it was drawn; returns its virtual time from now on."""
         at = self._times.get(job_id, self._now)
         self._now = max(self._now, at)
         self._times[job_id] = after = at + cores / max(priority, 1)
