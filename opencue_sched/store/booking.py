@@ -299,7 +299,7 @@ _TAKE_FROM_HOSTS = prepared(
     WHERE {same_key("h.pk_host", "taken.pk_host")};
     DELETE FROM opencue_sched_hold hold
     USING unnest(CAST(:owner_hosts AS varchar[]), CAST(:owners AS varchar[])) AS booked(pk_host, pk_layer)
-    WHERE hold.pk_host = booked.pk_host AND hold.pk_layer = booked.pk_layer
+    WHERE {same_key("hold.pk_host", "booked.pk_host")} AND hold.pk_layer = booked.pk_layer
     """  # noqa: S608 - only our own constants
 )
 

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.hosts import Reservation
+from opencue_sched.store.lookups import row_of
 from opencue_sched.store.pending import SOME_WORK
 from opencue_sched.store.tags import compared_tag
 
@@ -28,17 +29,17 @@ MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
 LOCKED_CENTICORES = """coalesce((
         SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
 """The centicores of a host ``h`` that are locked on its RQD, which frames cannot have."""
-HELD = """LATERAL (
+HELD = f"""LATERAL (
         SELECT hold.pk_layer, json_build_array(
                    hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
                    CAST(extract(epoch FROM hold.until) AS double precision),
                    CAST(extract(epoch FROM hold.free_at) AS double precision),
                    job.str_name || '/' || layer.str_name) AS hold
         FROM opencue_sched_hold hold
-        JOIN layer ON layer.pk_layer = hold.pk_layer
-        JOIN job ON job.pk_job = hold.pk_job
+        JOIN {row_of("layer", "layer", "pk_layer = hold.pk_layer")} ON true
+        JOIN {row_of("job", "job", "pk_job = hold.pk_job")} ON true
         WHERE hold.pk_host = h.pk_host AND hold.until > clock_timestamp()
-        OFFSET 0) held"""
+        OFFSET 0) held"""  # noqa: S608 - only our own constants
 """The reservation that counts of a host ``h`` before it, to be joined: ``hold`` has the fields of Reservation. It is
 looked up host by host: of all hosts that are reserved a few are asked for."""
 HOLD_COLUMNS = "held.pk_layer AS hold_layer, held.hold"

@@ -21,7 +21,7 @@ from opencue_sched.clients.postgres import make_engine
 from opencue_sched.dispatch.commit import by_vertex
 from opencue_sched.domain.plans import PlannedProc
 from opencue_sched.embedded.farms.farm import Farm
-from opencue_sched.embedded.farms.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.embedded.farms.farm_specs import HostIds, HostSpec, JobIds, JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking
 from opencue_sched.store.backlog import fetch_layers, fetch_portions, fetch_versions
@@ -86,6 +86,17 @@ def book_and_read(connection: Connection, procs: Sequence[PlannedProc]) -> None:
     """All that passes send."""
     book(connection, procs)
     read(connection, procs)
+
+
+def reserve(connection: Connection, hosts: Sequence[HostIds], job: JobIds) -> None:
+    """Have the hosts reserved for the first layer of the job."""
+    connection.execute(
+        text(
+            "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until)"
+            " SELECT unnest(CAST(:hosts AS varchar[])), :layer, :job, 1, 1, 0, now() + interval '1 hour'"
+        ),
+        {"hosts": [host.id for host in hosts], "layer": job.layers[0].id, "job": job.id},
+    )
 
 
 @contextmanager
@@ -182,13 +193,14 @@ def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, 
     with engine.connect() as early, make_engine(settings).connect() as late:
         book_and_read(early, [])
         early.rollback()
-        # When there is much all at once
+        # When there is much all at once, also reserved hosts
         with engine.begin() as connection:
             farm = Farm(connection)
-            farm.hosts([HostSpec(cores=64, memory_gb=256) for _ in range(60)])
+            hosts = farm.hosts([HostSpec(cores=64, memory_gb=256) for _ in range(60)])
             licences = [farm.limit(f"licence{number}", 10_000) for number in range(3)]
-            farm.jobs([JobSpec([LayerSpec(frames=4, limits=licences)] * 5) for _ in range(20)])
+            jobs = farm.jobs([JobSpec([LayerSpec(frames=4, limits=licences)] * 5) for _ in range(20)])
             procs = plan(farm, settings)
+            reserve(connection, hosts, jobs[0])
         # Then that connection reads no more than one that plans now, and no more than grows with how many there are
         assert_reads_grow_with_what_is_named(early, late, book_and_read, procs)
 
@@ -222,22 +234,16 @@ def test_locking_hosts_reads_no_more_than_their_own_reservations(engine: Engine)
     # Given three hundred hosts that are reserved
     with engine.begin() as connection:
         farm = Farm(connection)
-        hosts = [host.id for host in farm.hosts([HostSpec(hostname_tag=False)] * 300)]
+        hosts = farm.hosts([HostSpec(hostname_tag=False)] * 300)
         job = farm.job([LayerSpec()])
-        connection.execute(
-            text(
-                "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until)"
-                " SELECT unnest(CAST(:hosts AS varchar[])), :layer, :job, 1, 1, 0, now() + interval '1 hour'"
-            ),
-            {"hosts": hosts, "layer": job.layers[0].id, "job": job.id},
-        )
+        reserve(connection, hosts, job)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
     # When three of them are locked
     with engine.begin() as connection:
         booking.set_timeouts(connection, statement=60, lock=60, idle=60, whole=60)
         before = counted_rows(connection)
-        locked = booking.lock_hosts(connection, hosts[:3], wait_seconds=60)
+        locked = booking.lock_hosts(connection, [host.id for host in hosts[:3]], wait_seconds=60)
         read = counted_rows(connection) - before
     # Then the others are not looked at
     assert [row.hold_layer for row in locked.values()] == [job.layers[0].id] * 3
