@@ -107,8 +107,11 @@ def rows_handled(connection: Connection) -> Iterator[list[int]]:
 
 def _rows_of(node: Mapping[str, Any]) -> float:
     """The rows that a step of a plan, and all below it, have handed on or looked at in vain."""
+    below = sum(map(_rows_of, node.get("Plans", ())))
+    if node["Node Type"] == "Bitmap Index Scan":
+        return below  # versions of rows that were taken back are among its entries, until a vacuum
     in_vain = sum(rows for what, rows in node.items() if what.startswith("Rows Removed by "))
-    return (node["Actual Rows"] + in_vain) * node["Actual Loops"] + sum(map(_rows_of, node.get("Plans", ())))
+    return (node["Actual Rows"] + in_vain) * node["Actual Loops"] + below
 
 
 @contextmanager
