@@ -178,8 +178,9 @@ def test_a_redis_that_is_too_old_is_refused(settings):
 
 
 def test_a_job_that_is_done_before_its_poster_looks_was_posted_all_the_same(redis_client, proxy, proxied):
-    # given a poster whom the answer reaches late
+    # given a server that knows the script, and a poster whom the answer reaches late
     with JobBoard(redis_client, "cue") as board, JobBoard(proxied, "cue") as slow:
+        board.consume(board.claim(board.post("first"), "me"), "me")
         posted: list[Job] = []
         details = {"shot": "sh10"}
         poster = threading.Thread(
