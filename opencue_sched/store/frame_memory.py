@@ -26,7 +26,8 @@ schema."""
 
 # The memory of the largest host that could ever run a frame of the layer: of any state, with one of the layer's tags,
 # in the job's facility and in an allocation to which the show has a subscription. Read only for frames that need more
-# memory, which are few.
+# memory, which are few. OFFSET 0 has the tags of each host looked up: a transaction that ends runs joins row by row,
+# and would compare each host with every host that has one of the tags.
 _LARGEST_HOST = f"""(
     SELECT max(host.int_mem)
       FROM subscription
@@ -36,6 +37,7 @@ _LARGEST_HOST = f"""(
          SELECT 1 FROM host_tag
           WHERE host_tag.pk_host = host.pk_host
             AND {compared_tag("host_tag.str_tag")} = ANY({compared_tags("layer.str_tags")})
+         OFFSET 0
      )
 )"""  # noqa: S608 - only our own constants
 

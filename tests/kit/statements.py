@@ -82,9 +82,9 @@ def assert_reads_grow_with_what_is_named(
 
 
 @contextmanager
-def rows_handled(connection: Connection) -> Iterator[list[int]]:
-    """How many rows each prepared statement has handled that the connection sends meanwhile: those that the steps of
-    its plan have handed on, and those that they have looked at in vain.
+def rows_handled(connection: Connection, of: str = "EXECUTE ") -> Iterator[list[int]]:
+    """How many rows each prepared statement, or each that begins like ``of``, has handled that the connection sends
+    meanwhile: those that the steps of its plan have handed on, and those that they have looked at in vain.
 
     Each statement is explained after its message was sent, by doing once more what is then taken back.
     """
@@ -93,7 +93,7 @@ def rows_handled(connection: Connection) -> Iterator[list[int]]:
     def explain(_connection: Connection, cursor: Any, *_: object) -> None:
         with connection.connection.cursor() as other:
             for sent in cursor.query.decode().split(";"):
-                if sent.strip().startswith("EXECUTE "):
+                if sent.strip().startswith(of):
                     other.execute(f"SAVEPOINT explained; EXPLAIN (ANALYZE, FORMAT JSON) {sent}")
                     handled.append(round(_rows_of(other.fetchone()[0][0]["Plan"])))
                     other.execute("ROLLBACK TO SAVEPOINT explained; RELEASE SAVEPOINT explained")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from opencue_sched.domain.states import FrameState
-from opencue_sched.embedded.farms.farm_specs import LayerSpec
+from opencue_sched.embedded.farms.farm import Farm
+from opencue_sched.embedded.farms.farm_specs import HostSpec, LayerSpec
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import RunVerdict
+from opencue_sched.store.frame_memory import largest_hosts
+from opencue_sched.store.procs import lock_and_read_runs
 from tests.kit.runs import FarmView, Running, complete_frame, start
+from tests.kit.statements import rows_handled
 
 GB = 1024 * 1024
 OUT_OF_MEMORY = {"exit_status": 33, "max_rss_kb": 2 * GB}
@@ -156,3 +160,22 @@ def test_whatever_dies_nothing_asks_for_more_than_a_host_has_and_no_layer_for_wh
         assert layer_memory(view) == (asked[2] if len(asked) >= 3 else 2 * GB)
 
     whatever_dies()
+
+
+def test_what_the_largest_host_costs_grows_with_the_hosts(engine: Engine) -> None:
+    rows = []
+    with engine.connect() as connection:
+        # Given a layer, on a farm of three hundred hosts and then of six hundred, which PostgreSQL knows
+        farm = Farm(connection)
+        layers = [farm.job().layers[0].id]
+        for _ in range(2):
+            farm.hosts([HostSpec()] * 300)
+            connection.execute(text("ANALYZE"))
+            # When a transaction that ends runs looks for the largest
+            with rows_handled(connection, "SELECT layer") as handled:
+                lock_and_read_runs(connection, [("gone", "gone")])
+                assert len(largest_hosts(connection, layers)) == 1
+            rows += handled
+    # Then it handles no more than twice as many rows for twice as many hosts
+    first, second = rows
+    assert 300 < first < second < 2.5 * first
