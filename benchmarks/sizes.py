@@ -37,6 +37,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
 from opencue_sched.embedded.servers.fleet import Fleet
 from opencue_sched.placement.host_cache import REREAD_SECONDS, REREADS_PER_SECOND
+from opencue_sched.worker.fleet_metrics import CENSUS_SECONDS
 
 MOST_HOSTS = 100_000
 IDLE_PARTS = (0.1, 0.3, 1.0)
@@ -60,6 +61,9 @@ _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _WARM_UP_PART, _MEASURED_PART = 0.2, 0.6
 """Of the frames that wait on the smallest farm, those booked before the reading begins, and during it."""
+_NO_RECOMPUTE = {"OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3600"}
+"""Added to the settings where frames are counted: a recompute reads all that runs, and would come within the seconds of
+one farm and not of another."""
 _LAUNCH_SECONDS = 0.4
 """The pause between two looks whether all that was booked is launched."""
 _CORES_LEFT = 16
@@ -305,12 +309,12 @@ def run_growth(
     *,
     most_hosts: int,
     console: Console,
-    rest_seconds: float = REREAD_SECONDS,
+    rest_seconds: float = CENSUS_SECONDS,
     parts: Sequence[tuple[float, float]] = GROWTH_PARTS,
     fleet_type: type[Fleet] = Fleet,
 ) -> list[GrowthResult]:
     """The same number of frames on each farm; with each number of workers. What the fleet costs at rest is watched for
-    ``rest_seconds`` before: a round of rereads."""
+    ``rest_seconds`` before, and the frames for as long at least: in both the leading beat counts the hosts once."""
     results = []
     least = int(min(frames for _, frames in parts) * most_hosts)
     for count in counts:
@@ -355,7 +359,7 @@ def _growth(
 ) -> GrowthResult:
     """What a frame costs from rest to rest. A process has a thousand frames and more between plan and launch: a reading
     while it is at work would count what some frames cost, and divide it by others."""
-    with workbench(ENVIRONMENT, fleet_type=fleet_type) as bench:
+    with workbench({**ENVIRONMENT, **_NO_RECOMPUTE}, fleet_type=fleet_type) as bench:
         load = write_farm(bench, frames, hosts_of(hosts))
         bench.workers(workers)
         bench.fleet.beat()
@@ -369,6 +373,7 @@ def _growth(
         time.sleep(rest_seconds)
         began = _Moment.now(bench)
         _until_used(bench, _set_bursts(bench, (_WARM_UP_PART + _MEASURED_PART) * least), start)
+        time.sleep(max(0.0, began.at + rest_seconds - time.monotonic()))
         ended = _Moment.now(bench)
         lasted, spent, cpu = ended.since(began)
         rested, spent_at_rest, cpu_at_rest = began.since(rest_began)
