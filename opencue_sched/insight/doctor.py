@@ -1,12 +1,13 @@
-"""Is everything there that a scheduler needs? Each finding says what was looked at and, if that is wrong, what to do.
+"""What `opencue-sched doctor` looks at: whether everything is there that a scheduler needs.
 
-FAIL must be put right before frames are booked and launched. WARN need not be.
+Each finding says what was looked at and, if that is wrong, what to do. A FAIL must be put right before frames can be
+booked and launched, a WARN need not be. Nothing is written.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -74,29 +75,38 @@ from opencue_sched.store.shows import list_shows, list_subscriptions
 OLDEST_POSTGRESQL = 130_000
 """The oldest version that serves, as PostgreSQL numbers its versions: 13.0."""
 RQDS_PROBED = 20
-"""How many RQDs are asked whether they answer: those of the hosts that reported last."""
+"""How many RQDs are asked at once whether they answer: those of the hosts that reported last. What keeps this machine
+from RQDs mostly concerns all of them, so a few tell."""
 PROBE_SECONDS = 2.0
 """How long one of these RQDs has to answer."""
 OLD_BACKLOG_SECONDS = 60.0
-"""Age of a worker's last comparison of its waiting work with the database from which it is a finding."""
+"""A worker that compared its waiting work with the database longer ago than this is a finding: several comparisons are
+missing then (backlog_feed.RESYNC_SECONDS)."""
 RECOMPUTES_MISSED = 2
 """After how many intervals without a recompute `doctor` reports differences that a recompute would have put right."""
 
-_REACH = "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
-# Why RQDs of other machines may not reach the report service.
-_LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
-_FAILED_COMMITS = (
+_TO_REACH_RQDS = (
+    "name resolution, firewall, OPENCUE_SCHED_RQD__DIAL_BY=full, or OPENCUE_SCHED_RQD__ADDRESSES / __GRPC_PORT"
+)
+"""Remedy: what may keep this program from RQDs."""
+_TO_BE_REACHED = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
+"""Remedy, behind words on the report service: why RQDs of other machines may not reach it."""
+_TO_COMMIT = (
     "look for long transactions in pg_stat_activity and at PostgreSQL's log; all of a commit has to fit in "
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE, a statement in three tenths of it"
 )
+"""Remedy for commits that fail one after another. The share of a statement is that of dispatch/commit.py."""
 
-_ok, _warn, _fail = (partial(Finding, level) for level in (Severity.OK, Severity.WARN, Severity.FAIL))
+_ok = partial(Finding, Severity.OK)
+_warn = partial(Finding, Severity.WARN)
+_fail = partial(Finding, Severity.FAIL)
 
 
 def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
     """Look at everything once. Whatever is wrong with the farm is a finding, also a store that does not answer."""
     findings: list[Finding] = []
-    frames, database_answers = 0, False
+    waiting_frames = 0
+    database_answers = False
     try:
         with engine.connect() as connection:
             findings += _server(connection, settings.database_shown)
@@ -107,19 +117,21 @@ def diagnose(engine: Engine, client: redis.Redis, settings: Settings) -> Report:
             facilities = None if scope is None else facility_ids(connection, scope)
             window = settings.accounting.limit_settle_window_seconds
             waiting = fetch_waiting_work(connection, facilities, facts, settle_window_seconds=window)
-            frames = sum(work.frames for work in waiting)
+            waiting_frames = sum(work.frames for work in waiting)
             if left_alone := {job for work in waiting if work.why == Verdict.QUARANTINED for job in work.jobs}:
                 names = listed([job.name for job in list_jobs(connection, job_ids=left_alone)])
                 remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
                 findings.append(_warn("quarantine", f"jobs left alone for a while: {names}", remedy))
         database_answers = True
     except (SchedulerError, SQLAlchemyError) as error:
+        # The first finding is of a server that answered: what fails after that mostly lacks something in the schema.
         findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
-    return Report((*findings, *_redis(client, settings, frames, engine if database_answers else None)))
+    return Report((*findings, *_redis(client, settings, waiting_frames, engine if database_answers else None)))
 
 
 def _server(connection: Connection, where: str) -> Iterator[Finding]:
-    """Whether PostgreSQL is new enough, takes writes, and gives us sessions of our own. ``where``: what to call it."""
+    """Whether PostgreSQL is new enough, takes writes, and gives us sessions of our own. ``where`` names the database in
+    findings."""
     server = figures.server(connection)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
@@ -145,12 +157,13 @@ def _server(connection: Connection, where: str) -> Iterator[Finding]:
 
 
 def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether our tables and triggers are there, and enabled."""
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     if missing := missing_tables(connection):
         yield _fail("schema", f"{made}; somebody dropped {listed(missing)}", "run `opencue-sched migrate`")
     else:
         yield _ok("schema", f"{made}; our tables and triggers are there")
-    if not triggers_of_proc(connection) >= GUARDS:
+    if GUARDS - triggers_of_proc(connection):
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
     if absent := absent_backlog_triggers(connection):
@@ -163,6 +176,7 @@ def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts)
     """What writes counters and history of the frames that bookings start: our statements, once for each plan, or
     Cuebot's triggers, row by row. A schema that we made has the first way only."""
     way = read_frames_way(connection)
+    # Two functions of Cuebot's are changed for the first way: bookings write both counters and history, or neither.
     if facts.origin == "opencue-sched" and not way.changed:
         return
     if way.on:
@@ -181,12 +195,14 @@ def _frames_way(connection: Connection, _settings: Settings, facts: SchemaFacts)
 
 
 def _privileges(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether the database user may do all that this program does."""
     if missing := missing_privileges(connection, facts.origin):
         remedy = "grant it: docs/tasks/database-user.md has the statements"
         yield _fail("privileges", f"the database user lacks {listed(missing)}", remedy)
 
 
 def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether there are managed shows, and each of them may be booked."""
     all_shows = list_shows(connection)
     shows = [show for show in all_shows if show.managed]
     with_burst = {
@@ -207,18 +223,20 @@ def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> 
 
 
 def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
-    groups = figures.host_groups(connection, None, staleness=settings.host_cache.host_staleness_threshold)
-    allocs = [group for group in groups if group.name is not None]
-    total, locked, down = (
-        sum(getattr(alloc, name) for alloc in allocs) for name in ("hosts", "hosts_locked", "hosts_down")
-    )
+    """Whether hosts have reported and can be used, and each machine is one host."""
+    staleness = settings.host_cache.host_staleness_threshold
+    groups = figures.host_groups(connection, facility=None, staleness=staleness)
+    allocs = [group for group in groups if group.name is not None]  # the other groups are the same hosts by state
+    total = sum(alloc.hosts for alloc in allocs)
+    locked = sum(alloc.hosts_locked for alloc in allocs)
+    down = sum(alloc.hosts_down for alloc in allocs)
     usable = total - locked - down
     text = f"{total} in {plural(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
     if not total:
-        remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
+        remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_TO_BE_REACHED}"
         yield _warn("hosts", "no host has ever reported", remedy)
     elif not usable:
-        yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_LISTENS}")
+        yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_TO_BE_REACHED}")
     else:
         yield _ok("hosts", text)
     for names in names_in_two_cases(connection):
@@ -228,12 +246,14 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
 
 
 def _broken(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether hosts make frames fail."""
     for host, words in find_breaking_hosts(connection, settings).items():
         remedy = f"look at the logs of the frames, then `opencue-sched host lock {host} --reason ...` if it is the host"
         yield _warn("hosts", words, remedy)
 
 
 def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether frames are launched, and RQDs can be reached for that."""
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
@@ -243,7 +263,8 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
 
 
 def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
-    """Whether the RQD of each host answers."""
+    """Whether the RQD of each host answers. There must be at least one host."""
+    # Imported here: no other check needs gRPC.
     from opencue_sched.rqd.channels import RqdChannels
     from opencue_sched.rqd.kill import RqdKiller
 
@@ -252,7 +273,7 @@ def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
         ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads,
     ):
         answers = threads.map(lambda name: RqdKiller(channels).answers(name, PROBE_SECONDS), names)
-        unfit = [name for name, there in zip(names, answers, strict=True) if not there]
+        unfit = [name for name, answered in zip(names, answers, strict=True) if not answered]
         misnamed = {name: words for name in unfit if (words := channels.misnamed(name))}
         silent = [f"{name} ({channels.address(name)})" for name in unfit if name not in misnamed]
     text = f"{len(names) - len(unfit)} of {len(names)} hosts that are up have an RQD that answers"
@@ -260,10 +281,12 @@ def _probed(names: list[str], settings: Settings, engine: Engine) -> Finding:
         return _ok("RQD", text)
     text += f"; not {listed(silent)}" if silent else ""
     text += f"; {listed([f'{name} {words}' for name, words in misnamed.items()])}" if misnamed else ""
-    return (_warn if len(unfit) < len(names) else _fail)("RQD", text, _REACH)
+    level = Severity.WARN if len(unfit) < len(names) else Severity.FAIL
+    return Finding(level, "RQD", text, _TO_REACH_RQDS)
 
 
 def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether releases of procs can reach the ledger by the feed that is set."""
     feed = settings.accounting.release_feed
     misconfigured, message = check_release_feed(connection.engine, feed)
     if misconfigured:
@@ -277,6 +300,7 @@ def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts
 
 
 def _retries(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether workers count no retry after the exit statuses for which a Cuebot delays layers."""
     delayed = figures.delaying_exit_statuses(connection)
     if statuses := sorted(delayed - set(settings.queue.uncounted_exit_statuses)):
         numbers = ", ".join(map(str, statuses))
@@ -312,6 +336,7 @@ def _events(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
 
 
 def _limits(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+    """Whether limits count what they are meant to count, and are enforced."""
     if facts.origin == "cuebot" and (flagged := flagged_limits(connection)):
         text = f"{flagged_words(flagged)}. This Cuebot counts frames of them, so its own shows see them full earlier"
         yield _warn("limits", text, "Cuebot's migration V49 lets it count machines, too")
@@ -336,20 +361,22 @@ _ON_THE_DATABASE = (
     _limits,
     _events,
 )
+"""The checks of PostgreSQL, in the order of their findings."""
 
 
-def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, database: Engine | None) -> Iterator[Finding]:
+def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, engine: Engine | None) -> Iterator[Finding]:
     """Whether Redis is fit for use, and what it says about counters, clusters and workers.
 
-    ``database`` is None when PostgreSQL has failed a check before: nothing is compared with it then.
+    ``engine`` is None where a check of PostgreSQL ended in an error: then nothing is compared with the database.
     """
     try:
         check_redis(client, settings)
         info: Any = client.info()
+        # What a replica allows is of no use: it takes no writes, which is a finding below.
         if info.get("role") == "master":
             check_access(client, settings)
         state = store_state(client)
-        counters = _counters(database, client, settings) if state is StoreState.OPEN else []
+        counters = _counters(engine, client, settings) if state is StoreState.OPEN else []
         members = list_members(client, settings.coordination.namespace)
         postings = cluster_postings(client, settings)
         skipped = postings.skipped()
@@ -371,15 +398,15 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
         yield _warn("clusters", cluster_words(cluster))
     if unreached := unreached_hosts(members):
         text = f"workers do not reach hosts: {listed([f'{host}: {words}' for host, words in unreached.items()])}"
-        # A worker has a record for each type of its queues.
-        more = {worker.instance: worker.more_unreached for worker in members.alive if worker.more_unreached}
-        text += "".join(f"; worker {instance} does not reach {others} others" for instance, others in more.items())
-        yield _warn("RQD", text, _REACH)
+        # By instance, because a worker has a record for each type of its queues, all with the same figures.
+        unnamed = {worker.instance: worker.more_unreached for worker in members.alive if worker.more_unreached}
+        text += "".join(f"; worker {instance} does not reach {hosts} others" for instance, hosts in unnamed.items())
+        yield _warn("RQD", text, _TO_REACH_RQDS)
     yield from _backlogs(members)
     for commits in failed_commits:
         since = datetime.fromtimestamp(commits.since).astimezone().strftime("%H:%M:%S")
-        of = f"the last {commits.failures} commits of cluster {commits.cluster}"
-        yield _fail("clusters", f"{of} failed, since {since} ({commits.error})", _FAILED_COMMITS)
+        text = f"the last {commits.failures} commits of cluster {commits.cluster} failed, since {since}"
+        yield _fail("clusters", f"{text} ({commits.error})", _TO_COMMIT)
     remedy = "`celery -A opencue_sched worker` and `... beat`"
     if workers := members.of(QueueType.DISPATCH.value):
         yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
@@ -393,7 +420,7 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, databas
 def _backlogs(members: Members) -> Iterator[Finding]:
     """Whether workers hear PostgreSQL's notifications of waiting work, and compare often enough to find what they did
     not hear."""
-    # A worker has a record for each type of its queues.
+    # By instance, because a worker has a record for each type of its queues, all with the same figures.
     workers = {worker.instance: worker for worker in members.alive}
     for name, worker in workers.items():
         if worker.backlog_age_seconds > OLD_BACKLOG_SECONDS:
@@ -401,16 +428,20 @@ def _backlogs(members: Members) -> Iterator[Finding]:
             text = f"worker {name} compared the waiting work that it keeps with the database {age} ago"
             remedy = "`backlog_not_compared` in its log says why it does not"
             yield _warn("backlog", f"{text}, and should every {RESYNC_SECONDS:g} s", remedy)
-    for name in (name for name, worker in workers.items() if worker.deaf):
-        text = f"worker {name} hears none of PostgreSQL, and looks for waiting work every {DEAF_RESYNC_SECONDS:g} s"
-        yield _warn("notifications", text, OWN_SESSIONS)
+    for name, worker in workers.items():
+        if worker.deaf:
+            text = f"worker {name} hears none of PostgreSQL, and looks for waiting work every {DEAF_RESYNC_SECONDS:g} s"
+            yield _warn("notifications", text, OWN_SESSIONS)
 
 
 def _counters(engine: Engine | None, client: redis.Redis, settings: Settings) -> list[Finding]:
-    """Whether open counters can be booked against, and agree with ledger and procs. Raises what `_unhealed` raises."""
+    """Whether open counters can be booked against, and agree with ledger and procs.
+
+    ``engine`` None: they are not compared with procs. Raises NotReady, RedisError and SQLAlchemyError.
+    """
     ready = check_ready(Ledger(client, owner="doctor"))
     if ready.level is not Severity.OK:
-        return [replace(ready, what="counters")]
+        return [replace(ready, what="counters")]  # an audit's finding has the name of an invariant there
     return [_ok("counters", "open for booking"), *(_unhealed(engine, client, settings) if engine is not None else [])]
 
 
@@ -420,53 +451,78 @@ def _unhealed(engine: Engine, client: redis.Redis, settings: Settings) -> list[F
     Where recomputes are overdue all differences are reported, and that they are overdue. Raises NotReady, RedisError
     and SQLAlchemyError.
     """
-    interval, age = settings.accounting.recompute_interval_seconds, settings.accounting.in_flight_age
-    _, since = look_at_store(client)
+    interval_seconds = settings.accounting.recompute_interval_seconds
+    age_seconds = settings.accounting.in_flight_age
+    _, seconds_since_mark = look_at_store(client)
     ledger = Ledger(client, owner="doctor")
-    overdue = since is None or since > RECOMPUTES_MISSED * interval
-    if not overdue:
-        found = last_found(client)
-        seen = partial(_seen_by_recompute, engine, client, since or 0.0, interval + age, found)
-        compared = [compare_procs(engine, ledger, age_seconds=age, select=seen)]
-        compared += [compare_counters(ledger, found_before=found.counters)] if found.counters else []
-        remedy = "look for `recomput` in the workers' logs: a recompute saw this, and it is as it was"
-        wrong = [finding for finding in compared if finding.offenders]
-        return [replace(finding, level=Severity.WARN, what="counters", remedy=remedy) for finding in wrong]
-    last = "there has been no recompute" if since is None else f"the last recompute was {since:.0f} s ago"
-    remedy = "`opencue-sched fleet`: a beat must lead, and a worker must live, for the counters to be put right"
-    compared = [compare_procs(engine, ledger, age_seconds=age), compare_counters(ledger)]
-    return [
-        _warn("counters", f"{last}, and one is due every {interval:g} s", remedy),
-        *(replace(finding, level=Severity.WARN, what="counters") for finding in compared if finding.offenders),
-    ]
+    if seconds_since_mark is None or seconds_since_mark > RECOMPUTES_MISSED * interval_seconds:
+        last = "there has been no recompute"
+        if seconds_since_mark is not None:
+            last = f"the last recompute was {seconds_since_mark:.0f} s ago"
+        remedy = "`opencue-sched fleet`: a beat must lead, and a worker must live, for the counters to be put right"
+        overdue = _warn("counters", f"{last}, and one is due every {interval_seconds:g} s", remedy)
+        compared = [compare_procs(engine, ledger, age_seconds=age_seconds), compare_counters(ledger)]
+        return [overdue, *_differences(compared)]
+    last_recompute = last_found(client)
+
+    def seen_by_recompute(contradictions: Contradictions) -> list[str]:
+        return _seen_by_recompute(
+            engine,
+            client,
+            contradictions,
+            last_recompute,
+            seconds_since_mark=seconds_since_mark,
+            # A recompute judges an age by marks, of which there is one an interval.
+            believed_lost_seconds=interval_seconds + age_seconds,
+        )
+
+    compared = [compare_procs(engine, ledger, age_seconds=age_seconds, select=seen_by_recompute)]
+    if last_recompute.counters:
+        compared.append(compare_counters(ledger, found_before=last_recompute.counters))
+    remedy = "look for `recomput` in the workers' logs: a recompute saw this, and it is as it was"
+    return [replace(finding, remedy=remedy) for finding in _differences(compared)]
+
+
+def _differences(compared: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings of an audit that name offenders, as warnings of the doctor about counters."""
+    for finding in compared:
+        if finding.offenders:
+            yield replace(finding, level=Severity.WARN, what="counters")
 
 
 def _seen_by_recompute(
-    engine: Engine, client: redis.Redis, since: float, believed_after: float, last: Found, found: Contradictions
+    engine: Engine,
+    client: redis.Redis,
+    contradictions: Contradictions,
+    last_recompute: Found,
+    *,
+    seconds_since_mark: float,
+    believed_lost_seconds: float,
 ) -> list[str]:
-    """The ids of those contradictions in ``found`` that the last recompute saw.
+    """The ids of those contradictions that the last recompute saw, and left as they were.
 
-    The recompute set its mark ``since`` seconds ago, and left what came up later to the next one. Each sort of
-    contradiction shows by another sign that it was there at the mark:
+    The recompute set its mark ``seconds_since_mark`` ago, and left what came up later to the next one. That a
+    contradiction was there at the mark is known from a sign of its own for each sort:
 
     - A proc that the ledger lacks, or has with other amounts: the proc is older than the mark, and its show is
       imported. (The procs of any other show come into the ledger when it is imported.)
-    - A ledger entry in flight that has no proc: it was booked ``believed_after`` seconds before the mark, or earlier. A
+    - A ledger entry in flight that has no proc: it was booked ``believed_lost_seconds`` before the mark, or earlier. A
       recompute believes that a booking is lost only when it has seen it in flight for long.
-    - Any other ledger entry that has no proc: the recompute itself found it without one (``last``), and the entry has
-      not changed since. Where the recompute did not, the proc ended after the mark.
+    - Any other ledger entry that has no proc: the recompute itself found it without one (``last_recompute``), and the
+      entry has not changed since. Where the recompute did not, the proc ended after the mark.
     """
     imported = imported_shows(client)
-    procs = {row.pk_proc: row for row in ask(engine, proc_ages, list(found))}
-    now = client.time()[0]
+    procs = {row.pk_proc: row for row in ask(engine, proc_ages, list(contradictions))}
+    redis_seconds = client.time()[0]
 
     def was_there(proc_id: str, record: Record | None) -> bool:
-        if proc_id in procs:
-            return procs[proc_id].seconds > since and procs[proc_id].pk_show in imported
+        proc = procs.get(proc_id)
+        if proc is not None:
+            return proc.seconds > seconds_since_mark and proc.pk_show in imported
         if record is None:
             return False
-        in_flight = record.state is EntryState.IN_FLIGHT
-        lost = in_flight and now - record.booked_at > since + believed_after
-        return lost or last.entries.get(proc_id) == record.changed_seq
+        in_flight_seconds = redis_seconds - record.booked_at if record.state is EntryState.IN_FLIGHT else 0.0
+        lost = in_flight_seconds > seconds_since_mark + believed_lost_seconds
+        return lost or last_recompute.entries.get(proc_id) == record.changed_seq
 
-    return [proc_id for proc_id, (_, record) in found.items() if was_there(proc_id, record)]
+    return [proc_id for proc_id, (_, record) in contradictions.items() if was_there(proc_id, record)]
