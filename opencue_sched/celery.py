@@ -52,28 +52,35 @@ log = structlog.get_logger(__name__)
 
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
 """The time between two looks for the order to stop, while a worker waits before its consumer runs."""
-_BROKER_COMMANDS = {"amqp", "call", "control", "events", "graph", "inspect", "list", "purge", "status"}
+_BROKER_COMMANDS = frozenset({"amqp", "call", "control", "events", "graph", "inspect", "list", "purge", "status"})
 """Celery's commands that speak to the broker and end."""
 _LEADER_SCHEDULER = "opencue_sched.beat:LeaderScheduler"
+"""The scheduler behind the leader gate, as Celery's options name schedulers."""
 
 
 def is_celery(argv: Sequence[str]) -> bool:
     """Whether this is a process of the command ``celery``, also as ``python -m celery``."""
+    # The program is .../bin/celery, or .../celery/__main__.py.
     return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:]
 
 
 def _refuse(error: Exception) -> NoReturn:
-    """End this process, whatever Celery would make of an exception."""
-    refused = isinstance(error, ProgrammingError) or is_wrong_configuration(error)
-    away = isinstance(error, RedisError | SQLAlchemyError | NotReady | TakesNoWrites) and not refused
+    """End this process with the reasons of ``error``, whatever Celery would make of an exception.
+
+    The exit status says whether starting again may help: EX_TEMPFAIL where a store is away, else EX_CONFIG.
+    """
+    of_store = isinstance(error, RedisError | SQLAlchemyError | NotReady | TakesNoWrites)
+    # ProgrammingError: the store answers, and its schema lacks something or grants too little.
+    store_is_away = of_store and not (isinstance(error, ProgrammingError) or is_wrong_configuration(error))
     with suppress(OSError):  # a full disk under standard error: the exit status tells a supervisor all the same
         for reason in failure_lines(error) or [str(error)]:
             print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(os.EX_TEMPFAIL if away else os.EX_CONFIG)
+    os._exit(os.EX_TEMPFAIL if store_is_away else os.EX_CONFIG)
 
 
 class SchedulerApp(Celery):
-    """Celery that takes our files, and whose beats have no scheduler but the one behind the leader gate."""
+    """Celery with the files of this distribution, and with no scheduler for its beats but the one behind the leader
+    gate."""
 
     loader_cls = "opencue_sched.worker.loader:Loader"
     events_cls = "opencue_sched.worker.task_events:HeardEventsOnly"
@@ -88,10 +95,11 @@ class SchedulerApp(Celery):
 
     @property
     def Beat(self) -> type[BeatProgram]:  # noqa: N802 - celery's name
-        """What ``celery beat`` makes, with a look at the named scheduler before that is made."""
+        """The class of which ``celery beat`` makes its program: ends the process if another scheduler is named."""
         from celery.apps.beat import Beat
 
-        # The command asks for the class before it detaches, and makes a beat of it when nobody hears a reason any more.
+        # The command asks for the class before it detaches. It makes the program afterwards, when nobody could read the
+        # reason for which the process ends: so look here, and again below for a program that is made in another way.
         command = click.get_current_context(silent=True)
         _refuse_other_schedulers(command.params.get("scheduler") if command else None)
 
@@ -128,8 +136,9 @@ def _refuse_other_scheduler(scheduler: str) -> None:
 def _guard_detaching_workers() -> None:
     """Check the scheduler of an embedded beat before ``celery worker --detach`` detaches.
 
-    The command makes the worker after that, when nobody would read why it ends, and calls nothing of ours before. In a
-    process in which Celery has not loaded the command this does nothing.
+    The command makes the worker after it has detached, when nobody would read why the worker ends. Before it detaches,
+    it calls nothing of ours but its own ``detach``, which is replaced here. In a process in which Celery has not loaded
+    the command this does nothing.
     """
     command: Any = sys.modules.get("celery.bin.worker")
     if command is None:
@@ -150,9 +159,13 @@ app.config_from_object("celeryconfig")
 
 
 @app.on_configure.connect
-def _settings_are_read(**_: Any) -> None:
-    """Refuse settings, and a Redis that cannot be used, in a sentence, where Celery would show a traceback. Other
-    programs do so themselves, and so do workers, beats and Flower with their Redis."""
+def _prepare_celery_command(**_: Any) -> None:
+    """Prepare a process of the command ``celery``: its signals, its standard streams and its settings.
+
+    Wrong settings end it with a sentence, where Celery would show a traceback. So does a Redis that cannot be used, in
+    commands that only speak to the broker: workers, beats and Flower check their stores themselves, as any program that
+    is not ``celery`` does all of this itself.
+    """
     if not is_celery(sys.argv):
         return
     end_by_sigterm_as_first_process()
@@ -176,7 +189,7 @@ def _logging(**_: Any) -> None:
 
 
 class ProcessStep(bootsteps.StartStopStep):
-    """Check the stores, fill the counters, listen to the database; give everything back at the end."""
+    """Starts what a worker has open (worker/process.py) before its pool and consumer, and gives it back at the end."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -188,7 +201,8 @@ class ProcessStep(bootsteps.StartStopStep):
             _refuse(InvalidInput(f"the {pool} pool has a fixed size; leave --autoscale out"))
 
     def start(self, parent: Any) -> None:
-        """Make and start what the worker needs before its pool and consumer, or end the process with what to do."""
+        """Check the stores, fill the counters and listen to the database; where that fails, end the process with the
+        reason."""
         mine = process_of(parent.app)
         # At a signal to stop, take nothing new. This waits for no lock, which the interrupted code may hold.
         worker_shutting_down.connect(lambda **_: mine.membership.workload.stop(), weak=False)
@@ -219,8 +233,10 @@ class ProcessStep(bootsteps.StartStopStep):
 
 
 class PresenceStep(bootsteps.StartStopStep):
-    """Refreshes the presence every few seconds from the consumer's timer, which is the pulse of the worker: timers of
-    the worker itself stop after a reconnect to the broker."""
+    """Refreshes the presence every few seconds while the consumer runs, which is the pulse of the worker.
+
+    By the consumer's timer: timers of the worker itself stop after a reconnect to the broker.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -229,21 +245,22 @@ class PresenceStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Take work from now on, and refresh the presence by the consumer's timer."""
         membership = process_of(parent.app).membership
+        # The messages that Celery has taken for this worker, whether their tasks run already or wait for a thread.
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
 
-        def beat() -> None:
+        def refresh() -> None:
             PULSE.beat()
             try:
                 membership.heartbeat()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
-                state.should_stop = os.EX_CONFIG  # type: ignore[assignment]
+                state.should_stop = os.EX_CONFIG  # type: ignore[assignment]  # Celery ends with this exit status
             except RedisError as error:
                 log.warning("beat_of_the_worker_failed", error=str(error))
 
-        beat()
-        self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
+        refresh()
+        self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, refresh)
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
         """Cease to refresh the presence: the connection to the broker was lost, or the worker ends."""
@@ -256,8 +273,8 @@ class PresenceStep(bootsteps.StartStopStep):
 
 
 def sleep_unless_stopped(seconds: float) -> None:
-    """Sleep in a worker whose consumer does not run yet, and which therefore does not look for the order to stop
-    itself: this call raises it (WorkerShutdown or WorkerTerminate)."""
+    """Sleep in a worker whose consumer does not run yet. Raises WorkerShutdown or WorkerTerminate once the worker is
+    ordered to stop, for which otherwise only the consumer looks."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
@@ -280,6 +297,6 @@ def _beat_starts(sender: Any, **_: Any) -> None:
 
 
 app.steps["worker"].add(ProcessStep)
+app.steps["consumer"].add(PresenceStep)
 guard_start(_refuse)
 _guard_detaching_workers()
-app.steps["consumer"].add(PresenceStep)
