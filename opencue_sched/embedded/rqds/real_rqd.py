@@ -26,12 +26,19 @@ from opencue_proto import rqd_pb2, rqd_pb2_grpc
 from opencue_sched.embedded.servers.processes import GuardedProcess, ServiceFailed, Startable, free_port
 
 RQD_REQUIREMENT = "opencue-rqd==1.37.0"
+"""What pip installs; another version here has every environment made anew."""
 _NOT_NEEDED = frozenset({"pynput"})
 """Packages that opencue-rqd requires and these RQDs do without. pynput is for nimby, which is off, and needs a compiler
 to be installed."""
 _STAMP = "installed.txt"
+"""The file of an environment that says what is installed there. It is written last: an environment without it is made
+anew."""
+_LINES_OF_OUTPUT = 15
+"""How many lines of a failed command's output an error quotes: the last ones say why."""
 _START_SECONDS = 60.0
+"""How long an RQD may take to answer after its start, on a machine on which much else starts."""
 _LAUNCHER = Path(__file__).with_name("rqd_launcher.py")
+"""The program that starts an RQD, and kills the RQD's frames when the RQD has ended, in whatever way."""
 _LIST_REQUIREMENTS = """
 import importlib.metadata
 for line in importlib.metadata.requires("opencue-rqd") or ():
@@ -39,6 +46,8 @@ for line in importlib.metadata.requires("opencue-rqd") or ():
     if "extra" not in marker:
         print(requirement.strip())
 """
+"""A program for the environment's Python: it prints what opencue-rqd requires without its extras, such as
+``psutil==5.9.8``, one in each line."""
 
 
 def rqd_environment_directory() -> Path:
@@ -54,7 +63,8 @@ def rqd_environment_directory() -> Path:
 def ensure_rqd_environment(directory: Path | None = None) -> Path:
     """Install opencue-rqd once and return the Python of its environment. Safe to call from several processes at once.
 
-    Raises ServiceFailed with the end of pip's output.
+    ``directory``: where the environment lies; by default, where rqd_environment_directory() says. Raises ServiceFailed
+    with the end of pip's output.
     """
     target = (directory or rqd_environment_directory()).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -66,15 +76,16 @@ def ensure_rqd_environment(directory: Path | None = None) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             _run([sys.executable, "-m", "venv", str(target)])
             _pip(python, "--no-deps", RQD_REQUIREMENT)
-            needed = _run([str(python), "-I", "-c", _LIST_REQUIREMENTS]).split("\n")
-            _pip(python, *(line for line in needed if line and line.split("=")[0] not in _NOT_NEEDED))
+            required = _run([str(python), "-I", "-c", _LIST_REQUIREMENTS]).splitlines()
+            _pip(python, *(line for line in required if line.partition("==")[0] not in _NOT_NEEDED))
             stamp.write_text(wanted)
     return python
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One process at a time, without leaving a lock file behind: the directory itself is locked."""
+    """Hold the lock of a directory, which one process has at a time. The directory itself is locked, so that no lock
+    file stays behind."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -84,24 +95,32 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    """Isolated: what PYTHONPATH or the user's own packages have would not be installed, and RQD does not see it."""
+    """Have pip install into the environment of ``python``.
+
+    With -I, so that pip does not see packages on PYTHONPATH or in the user's home: it would take them for installed,
+    but RQD, which starts without both, would lack them.
+    """
     # RQD imports a part of what is installed; Python compiles that then.
     quick = ("--quiet", "--disable-pip-version-check", "--no-compile")
     _run([str(python), "-I", "-m", "pip", "install", *quick, *arguments])
 
 
 def _run(command: list[str]) -> str:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if ended.returncode != 0:
-        tail = "\n".join((ended.stdout + ended.stderr).splitlines()[-15:])
-        raise ServiceFailed(f"installing {RQD_REQUIREMENT} failed with code {ended.returncode}:\n{tail}")
-    return ended.stdout
+    """Run a step of the installation; returns its standard output. Raises ServiceFailed when the step fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-_LINES_OF_OUTPUT:])
+        raise ServiceFailed(f"installing {RQD_REQUIREMENT} failed with code {done.returncode}:\n{tail}")
+    return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
 class RqdConfig:
-    """What one RQD reports and where it listens. Its cores are whole ones; RQD itself halves them on hyper-threaded
-    machines, which is undone here."""
+    """What one RQD reports, where to, and at which port it listens.
+
+    ``cores`` are whole cores. RQD divides the number that it is given by the threads of a core, so ``text`` multiplies
+    by them.
+    """
 
     name: str
     port: int
@@ -144,8 +163,10 @@ def threads_per_core(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
 
 
 class RealRqd(Startable):
-    """One RQD process; ``stop`` ends it with all frames it runs. ``directory`` gets its configuration, log and
-    temporary files and must exist."""
+    """One RQD process; ``stop`` ends the process and all frames that it runs.
+
+    ``directory`` must exist; RQD's configuration, log and temporary files go there. Not thread-safe.
+    """
 
     def __init__(self, config: RqdConfig, *, directory: Path, python: Path) -> None:
         self.config = config
@@ -171,7 +192,8 @@ class RealRqd(Startable):
 
     @property
     def pid(self) -> int:
-        """Process id of RQD itself."""
+        """Process id of RQD itself, not of its launcher. Raises FileNotFoundError until the launcher has started
+        RQD."""
         return int(self._pid_file.read_text(encoding="ascii"))
 
     @property
@@ -180,7 +202,7 @@ class RealRqd(Startable):
         return self._process is not None and self._process.running
 
     def start(self) -> Self:
-        """Start RQD; see wait_until_serving()."""
+        """Start RQD, and do not wait until it answers: see wait_until_serving(). Does nothing where RQD runs."""
         if self.running:
             return self
         scratch = self.directory / f"{self.name}-tmp"
@@ -188,6 +210,7 @@ class RealRqd(Startable):
         conf = self.directory / f"{self.name}.conf"
         conf.write_text(self.config.text(), encoding="utf-8")
         self._pid_file.unlink(missing_ok=True)
+        # Settings of Python are for this program: a PYTHONPATH would lead RQD to packages that clash with its own.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         environment["TMPDIR"] = str(scratch)
         self._process = GuardedProcess(
@@ -199,8 +222,10 @@ class RealRqd(Startable):
         return self
 
     def wait_until_serving(self, timeout: float = _START_SECONDS) -> None:
-        """Wait until RQD answers ReportStatus. Raises ServiceFailed with the end of its log."""
+        """Wait until RQD answers ReportStatus, for ``timeout`` seconds at most. Raises ServiceFailed, with the end of
+        the log, when the time is over or RQD ends."""
         deadline = time.monotonic() + timeout
+        # RQD is on this machine: no proxy of the environment leads to it.
         with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             stub = rqd_pb2_grpc.RqdInterfaceStub(channel)
             while self._process is not None and self._process.running and time.monotonic() < deadline:
@@ -222,7 +247,7 @@ class RealRqd(Startable):
         os.kill(self.pid, signal.SIGCONT)
 
     def crash(self) -> None:
-        """Kill RQD at once, and its frames with it."""
+        """Kill RQD at once, and wait until the launcher has killed its frames."""
         os.kill(self.pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
