@@ -1,4 +1,4 @@
-"""``opencue-sched limit``: how many frames, or machines, may run under a name, and who holds it."""
+"""``opencue-sched limit``: limits, each of which bounds how many frames run at once, or machines on which they do."""
 
 from __future__ import annotations
 
@@ -36,11 +36,18 @@ _LIMIT_COLUMNS = Columns(
     Column("pending", "Pending", lambda limit: limit.pending if limit.reported_at else None),
     Column("report_age", "Report", show=duration_text),
     Column("open", "Open", why_open, importance=HIGH),
-    *map(Column, ("frames", "machines", "enforcement", "reported_at", "report_source")),
+    Column("frames"),
+    Column("machines"),
+    Column("enforcement"),
+    Column("reported_at"),
+    Column("report_source"),
     Column("ttl", show=duration_text),
-    *map(Column, ("exit_status", "delay_minutes", "auto_tag")),
+    Column("exit_status"),
+    Column("delay_minutes"),
+    Column("auto_tag"),
 )
-HELD_COLUMNS = Columns(
+"""The columns of a row of fetch_limits."""
+_HOLDER_COLUMNS = Columns(
     Column("limit", "Limit", importance=NAME),
     Column("machine", "Machine", importance=NAME),
     Column("why", "Why"),
@@ -50,10 +57,11 @@ HELD_COLUMNS = Columns(
     Column("users", "Whose", wraps=True),
     Column("is_host"),
 )
-"""A machine that holds a limit."""
+"""The columns of a row of list_holders: a machine that holds a limit."""
 
 
 def _limits(connection: Connection) -> dict[str, Row[Any]]:
+    """All limits as fetch_limits has them, by id."""
     return fetch_limits(connection, get_settings().accounting.limit_settle_window_seconds)
 
 
@@ -63,9 +71,12 @@ _PERHAPS_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="[M
 
 
 _NO_STATUS = 0
+"""Stands for "no exit status" between the option and the row, which has NULL then. (None stands for an option that was
+not given.) No limit has this status, because a frame that succeeds ends with it."""
 
 
 def _seconds(value: str) -> int:
+    """A duration in whole seconds, as many as the column holds."""
     try:
         seconds = round(as_seconds(value))
     except (InvalidInput, ValueError) as error:
@@ -74,9 +85,11 @@ def _seconds(value: str) -> int:
 
 
 def _exit_status(value: str) -> int:
+    """The exit status of frames that got no licence. 0 is success, and with 1 frames fail for any reason."""
     return _NO_STATUS if value == "none" else WholeNumber(2, INT_MAX)(value)
 
 
+# Each option is called like the column of limit_record that it sets: see _values.
 _TERMS = (
     click.Option(
         ["--type", "str_type"],
@@ -87,7 +100,7 @@ _TERMS = (
         ["--soft", "int_soft_value"],
         type=WholeNumber(-1, INT_MAX),
         metavar="MACHINES",
-        help="Of a limit of machines: from so many on no other one starts, to leave some to artists. -1: none.",
+        help="A limit of machines lets no more of them start once so many hold it: the rest is for artists. -1: none.",
     ),
     click.Option(
         ["--enforcement", "str_enforcement"],
@@ -98,31 +111,34 @@ _TERMS = (
         ["--ttl", "int_report_ttl"],
         type=_seconds,
         metavar="DURATION",
-        help="After so long without a report it is not enforced until the next one. 0: never.",
+        help="A limit whose last report is older is not enforced until the next report. 0: it always is.",
     ),
     click.Option(
         ["--exit-status", "int_exit_status"],
         type=_exit_status,
         metavar="STATUS",
-        help="Frames that got no licence end with it. none: no status says so.",
+        help="The exit status of frames that got no licence. none: no status says so.",
     ),
     click.Option(
         ["--delay", "int_delay_minutes"],
         type=WholeNumber(0, INT_MAX),
         metavar="MINUTES",
-        help="How long a layer waits after that, with no retry used. 0: it fails as with any other status.",
+        help="How long a layer waits, using no retry, after a frame got no licence. 0: the frame fails as any other.",
     ),
     click.Option(
         ["--auto-tag/--no-auto-tag", "b_auto_tag"],
         default=None,
-        help="Whether a layer gets the limit when a frame of it ends with that status.",
+        help="Whether a layer gets the limit when a frame of it got no licence.",
     ),
 )
 
 
 def _values(connection: Connection, given: dict[str, Any], limit_id: str = "") -> dict[str, object]:
-    """The columns of a limit's row that are given. Raises InvalidInput for what this database, or another limit, is in
-    the way of."""
+    """The columns of a limit's row that the options ``given`` set, with their values.
+
+    ``limit_id``: the limit that is changed; empty for a new one. Raises InvalidInput where this database has no such
+    column, or another limit has the exit status.
+    """
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     limit_type = values.pop("str_type", None)
     if values and not has_terms(connection):
@@ -152,11 +168,11 @@ def list_limits(connection: Connection) -> Done:
 def limit_info(connection: Connection, limit: NamedRow) -> Done:
     """Show one limit, and each machine that holds it: why, since when and whose.
 
-    A machine holds a limit while frames run there, or while the licence server says so. Only those that started after
-    the last report, or are in it, count.
+    A machine holds a limit while frames run there, or while the licence server says so. Once there is a report, what it
+    names counts, and the frames that started after it.
     """
     row, holders = _limits(connection)[limit.id], list_holders(connection, limit_ids=[limit.id])
-    return _LIMIT_COLUMNS.shown(row, "holders", holders, HELD_COLUMNS)
+    return _LIMIT_COLUMNS.shown(row, "holders", holders, _HOLDER_COLUMNS)
 
 
 @limit_command.in_transaction("create arnold 20", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
@@ -168,8 +184,8 @@ def create_limit(connection: Connection, name: str, most: int, **terms: Any) -> 
     if named_rows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
     values = _values(connection, terms)
-    made = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most, **values)
-    return _LIMIT_COLUMNS.changed(_limits(connection)[made])
+    new_id = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most, **values)
+    return _LIMIT_COLUMNS.changed(_limits(connection)[new_id])
 
 
 @limit_command.in_transaction("set arnold 25", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
@@ -178,7 +194,7 @@ def create_limit(connection: Connection, name: str, most: int, **terms: Any) -> 
 def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms: Any) -> Done:
     """Change how many frames or machines may run under a limit, which of these it counts, and how strictly.
 
-    What runs above it goes on.
+    Frames that run above the new MAX go on.
     """
     values = _values(connection, terms, limit.id)
     if most is not None:
@@ -194,12 +210,13 @@ def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms
 @click.option("--force", is_flag=True, help="Even while frames run or wait under it; they are limited no more.")
 def delete_limit(connection: Connection, limit: NamedRow, force: bool) -> Done:
     """Delete a limit."""
-    held = _limits(connection)[limit.id].frames or shows.shows_under(connection, limits=[limit.id])
-    if held and not force:
+    in_use = _limits(connection)[limit.id].frames or shows.shows_under(connection, limits=[limit.id])
+    if in_use and not force:
         raise InvalidInput(f"frames run or wait under {limit.name}; --force deletes it all the same")
-    # No foreign key says so, but a layer under a limit that is gone would never be booked again.
-    for name in ("layer_limit", "limit_record"):
-        shows.delete_rows(connection, name, "pk_limit_record", limit.id)
+    # The rows of its layers go first. No foreign key asks for that, but a layer that names a limit which is gone would
+    # never be booked again.
+    for table in ("layer_limit", "limit_record"):
+        shows.delete_rows(connection, table, "pk_limit_record", limit.id)
     return Done(f"deleted limit {limit.name}", {"limit": limit.name, "id": limit.id})
 
 
@@ -222,13 +239,13 @@ def bindings(connection: Connection, limit: NamedRow, most: int) -> Done:
 
     SPEC: by its job file. MANUAL: by `layer set --add-limit`. AUTO: a frame of it ended with the limit's exit status.
     """
-    found = limit_bindings.list_bindings(connection, limit.id, most=most + 1)
+    found = limit_bindings.list_bindings(connection, limit.id, most=most + 1)  # one more tells whether there are more
     return _BINDING_COLUMNS.listed(found, "layer", most)
 
 
 @limit_command.in_transaction("unbind nuke --auto")
 @_LIMIT
-@click.option("--auto", is_flag=True, required=True, help="What was learnt from exit statuses.")
+@click.option("--auto", is_flag=True, required=True, help="The layers that were bound because of an exit status.")
 def unbind(connection: Connection, limit: NamedRow, auto: bool) -> Done:  # noqa: ARG001 - there is no other kind yet
     """Take a limit from the layers that it was bound to because a frame ended with its exit status.
 
@@ -241,6 +258,7 @@ def unbind(connection: Connection, limit: NamedRow, auto: bool) -> Done:  # noqa
 
 
 def _past_moment(value: str) -> datetime:
+    """A moment that was, as past_moment_of reads it."""
     try:
         return past_moment_of(value)
     except InvalidInput as error:
