@@ -36,15 +36,9 @@ _LIMIT_COLUMNS = Columns(
     Column("pending", "Pending", lambda limit: limit.pending if limit.reported_at else None),
     Column("report_age", "Report", show=duration_text),
     Column("open", "Open", why_open, importance=HIGH),
-    Column("frames"),
-    Column("machines"),
-    Column("enforcement"),
-    Column("reported_at"),
-    Column("report_source"),
+    *map(Column, ("frames", "machines", "enforcement", "reported_at", "report_source")),
     Column("ttl", show=duration_text),
-    Column("exit_status"),
-    Column("delay_minutes"),
-    Column("auto_tag"),
+    *map(Column, ("exit_status", "delay_minutes", "auto_tag")),
 )
 """The columns of a row of fetch_limits."""
 _HOLDER_COLUMNS = Columns(
@@ -66,8 +60,8 @@ def _limits(connection: Connection) -> dict[str, Row[Any]]:
 
 
 _LIMIT = click.argument("limit", type=LIMIT)
-_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="MAX")
-_PERHAPS_MOST = click.argument("most", type=WholeNumber(0, INT_MAX), metavar="[MAX]", required=False)
+_MAXIMUM = click.argument("maximum", type=WholeNumber(0, INT_MAX), metavar="MAX")
+_PERHAPS_MAXIMUM = click.argument("maximum", type=WholeNumber(0, INT_MAX), metavar="[MAX]", required=False)
 
 
 _NO_STATUS = 0
@@ -177,28 +171,28 @@ def limit_info(connection: Connection, limit: NamedRow) -> Done:
 
 @limit_command.in_transaction("create arnold 20", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
 @click.argument("name")
-@_MOST
-def create_limit(connection: Connection, name: str, most: int, **terms: Any) -> Done:
+@_MAXIMUM
+def create_limit(connection: Connection, name: str, maximum: int, **terms: Any) -> Done:
     """Create a limit of MAX running frames, or machines."""
     new_name("limit", name)
     if named_rows.find_rows(connection, Kind.LIMIT, [name]):
         raise InvalidInput(f"there is a limit {name!r} already")
     values = _values(connection, terms)
-    new_id = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=most, **values)
+    new_id = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=maximum, **values)
     return _LIMIT_COLUMNS.changed(_limits(connection)[new_id])
 
 
 @limit_command.in_transaction("set arnold 25", params=_TERMS, context_settings=NEGATIVE_NUMBERS)
 @_LIMIT
-@_PERHAPS_MOST
-def set_limit(connection: Connection, limit: NamedRow, most: int | None, **terms: Any) -> Done:
+@_PERHAPS_MAXIMUM
+def set_limit(connection: Connection, limit: NamedRow, maximum: int | None, **terms: Any) -> Done:
     """Change how many frames or machines may run under a limit, which of these it counts, and how strictly.
 
     Frames that run above the new MAX go on.
     """
     values = _values(connection, terms, limit.id)
-    if most is not None:
-        values["int_max_value"] = most
+    if maximum is not None:
+        values["int_max_value"] = maximum
     if not values:
         raise click.UsageError("say a MAX, or a --type or another option")
     shows.set_rows(connection, "limit_record", "pk_limit_record", [limit.id], values)
