@@ -50,6 +50,7 @@ _RENEWAL_SECONDS = 2.0
 ROWS_PER_RENEWAL = 2000
 """How many rows or entries are handled before the lease is renewed."""
 _SCAN_COUNT = 1000
+"""How many keys one step of a SCAN looks at."""
 
 
 class StoreState(StrEnum):

@@ -27,6 +27,7 @@ from opencue_sched.store import accounting as store
 from opencue_sched.store.limit_types import LicenceReport, database_seconds, reports_of
 
 _SCAN_COUNT = 1000
+"""How many keys one step of a SCAN looks at."""
 
 
 def make_ledger(engine: Engine, client: redis.Redis, *, owner: str, accounting: Accounting) -> Ledger:

@@ -50,7 +50,9 @@ CapRow: TypeAlias = tuple[str, Sequence[str | list[str]]]
 """The key of a vertex, and names and values of its fields by turns."""
 
 _SCAN_COUNT = 1000
+"""How many entries one step of an HSCAN, or one HMGET, reads."""
 _APPLIED_PER_ROUND_TRIP = 2000
+"""How many changes one round trip applies."""
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
 _RELEASED_PER_ROUND_TRIP = 200
 _FOLLOWER_SECONDS = 5

@@ -63,7 +63,8 @@ CHANGES = {
 """Keys that change the chosen job."""
 _CHANGE_KEYS = "  ".join(f"{key} {change.value}" for key, change in CHANGES.items())
 _PRIORITY = re.compile(r"-?[0-9]{0,9}")
-_AT_WORK = {"running", Verdict.FLOWING}
+_AT_WORK = frozenset({"running", Verdict.FLOWING})
+"""Reasons (``why`` of farm_view) of jobs that run, or are about to: they are green."""
 _ABOVE_ALL = 3
 """The importance of a column that is left out after all others but names."""
 

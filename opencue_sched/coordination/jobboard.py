@@ -383,7 +383,7 @@ class JobBoard(BoardScripts):
             raise JobFailure(f"board {self.name!r}: Redis {what}: {describe(error)}") from error
 
     def call(self, script: str, *args: str | int | float) -> Any:
-        """Call one of the board's scripts. Raises as answering()."""
+        """Call one of the board's scripts. Raises BoardClosed, and JobFailure for errors of Redis."""
         with self.answering():
             return super().call(script, *args)
 

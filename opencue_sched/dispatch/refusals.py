@@ -64,7 +64,9 @@ class Refusals:
         with self._lock:
             now = self._clock()
             kept_apart = self.apart.active()
-            for outcome in (outcome for outcome in outcomes if outcome.sends or outcome.unfit_host):
+            for outcome in outcomes:
+                if not (outcome.sends or outcome.unfit_host):
+                    continue
                 host, frame, error = outcome.request.host_name, outcome.request.run_frame, outcome.error
                 words = str(error)
                 if error is None:

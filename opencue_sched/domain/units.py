@@ -16,7 +16,9 @@ INT_MAX = 2**31 - 1
 """The most OpenCue's integer columns hold. A layer that asks for more centicores or GPUs, or a host that has more, is a
 mistake: no cap holds as much."""
 CENTICORES_PER_CORE = 100
+"""OpenCue counts cores in hundredths (its ``core points``)."""
 KB_PER_GIB = 1024**2
+"""OpenCue counts memory in KB, which are 1024 bytes."""
 UNLIMITED = -1
 """What OpenCue writes into a column of a cap where there is no cap. Any number below 0 says the same."""
 MOST_KB = 2**50

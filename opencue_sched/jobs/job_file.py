@@ -49,11 +49,13 @@ _SEPARATORS = re.compile(r"[/\\]")
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _JOB_NAME_WIDTH = 255
+"""Width of the column of job names."""
 _LONGEST_TEXT = 4000
 """Width of the columns of commands, ranges, tags and log directories."""
 _LONGEST_FILE_NAME_BYTES = 255
 """The longest name of a file or directory that file systems take."""
 _JOB_ID_CHARACTERS = 36
+"""Characters of a job's id, which its log directory has in its name."""
 _EARLIER_RUN = ".999"
 """RQD gives the log of an earlier run of a frame its number."""
 _LONGEST = 500

@@ -353,8 +353,8 @@ class HostCache:
             return hosts
 
     def reread(self, own: frozenset[int] = ALL_BUCKETS) -> Reread:
-        """Read the next portion of hosts again, if it is time to. For a thread in the background. Raises what refresh()
-        raises.
+        """Read the next portion of hosts again, if it is time to. For a thread in the background. Errors of ``fetch``
+        go to the caller.
 
         ``own``: the buckets that are read in each round; all other hosts here are read once in WHOLE_ROUND_SECONDS.
         """
@@ -543,8 +543,8 @@ class HostCache:
             counted: set[str] = set()
             total = 0
             asked = (HostGroups(cluster.facility_id, cluster.tags, cluster.shard) for cluster in clusters)
-            groups = map(self._groups_with, asked)
-            for index in (index for group in dict.fromkeys(chain(*groups)) for index in group.by_alloc.values()):
+            groups = dict.fromkeys(chain.from_iterable(map(self._groups_with, asked)))  # each once
+            for index in chain.from_iterable(group.by_alloc.values() for group in groups):
                 for host_id, cores in index.idle_cores():
                     if total >= most:
                         return total

@@ -108,6 +108,7 @@ _INSERT_DEPENDS = text(
 )
 
 _REASON_WIDTH = 255
+"""Width of layer.str_start_after_reason."""
 # Set when frames of layers may start, and why; NULL for at once.
 _SET_START_AFTER = text(
     """

@@ -181,9 +181,11 @@ def _samples(
     caps: Iterable[Sample],
 ) -> Iterator[Sample]:
     """The samples of OF_USE, the busiest and fullest first."""
-    for group in (group for group in groups if group.state is not None):
-        yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
-    for allocation in sorted((group for group in groups if group.name is not None), key=lambda group: -group.cores):
+    for group in groups:
+        if group.state is not None:
+            yield "farm_hosts", (group.facility, group.state, group.lock_state), group.hosts
+    allocations = [group for group in groups if group.name is not None]
+    for allocation in sorted(allocations, key=lambda allocation: -allocation.cores):
         for use in ("booked", "idle", "locked", "down"):
             yield "farm_cores", (allocation.facility, allocation.name, use), getattr(allocation, use)
     for row in breaking:

@@ -22,7 +22,9 @@ from typing import Self
 from opencue_sched.errors import SchedulerError
 
 _GUARD = Path(__file__).with_name("guard.py")
+"""The program between this process and a server: it stops the server when this process ends."""
 _START_SECONDS = 60.0
+"""How long a guard may take to start its server, on a machine on which much else starts."""
 # Below the range from which Linux picks the local ports of outgoing connections (32768 and up): a port of ours that is
 # free for a moment, during a restart, is not taken by a client's connection. Only every seventh is given out: what
 # takes the next port (a second program's metrics), one 100 above (a beat's) or 10,000 above (a Redis cluster's) leaves
