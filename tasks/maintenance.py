@@ -76,7 +76,8 @@ def move_finished_jobs() -> dict[str, object]:
 @app.task(name="opencue_sched.maintenance.send_events", acks_late=True)
 def send_events() -> dict[str, object]:
     """Tell the farm's own receiver of jobs that ended and frames that died (when one is written, and by beat every 5
-    seconds), unless another process of the fleet is at it, or a Cuebot is there, which has mails."""
+    seconds once a worker had a receiver), unless another process of the fleet is at it, or a Cuebot is there, which has
+    mails."""
     from opencue_sched.reports import job_events
     from opencue_sched.reports.event_receivers import receiver_of
 

@@ -35,8 +35,8 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 SHOWS_READ_SECONDS = 1.0
-"""The time between two reads of the shows, unless one was named: their flags, subscriptions, and the clock of the
-database."""
+"""The time between two reads of the shows while anything waits, unless one was named: their flags, subscriptions, and
+the clock of the database."""
 RESYNC_SECONDS = 10.0
 """The time between two rounds of the resync; more, where LAYERS_PER_SECOND does not let a round be done in it."""
 DEAF_RESYNC_SECONDS = 5.0

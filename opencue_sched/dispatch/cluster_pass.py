@@ -675,14 +675,15 @@ class _Pass:
             more = self.unread or (self.gave_back and without_host)
             report.go_on = report.plan is not None and (report.plan.full or more)
             # No event tells when a host may be tried again, a show is ours, or a layer or frame starts. The database
-            # counts the seconds: its clock, by which these start, is not that of the board.
-            soon = [] if back_in is None or report.ended is PassEnd.NO_JOBS else [back_in]
+            # counts the seconds to a start, and Redis those to a show: theirs are not the clock of this process.
+            waits = report.ended is not PassEnd.NO_JOBS
+            soon = [back_in] if waits and back_in is not None else []
+            if waits and (ours_in := self.ours_in.get(report.cluster.show_id)):
+                soon.append(ours_in)
             if self.contended:
                 soon.append(CONTENDED_SLEEP_SECONDS)
             if self.whole is not None and self.whole.leaves_some:
                 soon.append(LEFT_TO_OTHERS_SECONDS)
-            if ours_in := self.ours_in.get(report.cluster.show_id):
-                soon.append(ours_in)
             work = self.work_of.get(report.cluster)
             starts_in = None if work is None else work.starts_in(report.cluster)
             if starts_in is not None:

@@ -41,7 +41,8 @@ _SCAN_BELIEVED_SECONDS = 1.0
 
 On a full farm there are ten such sweeps a second; new work asks for a sweep of its own."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.33
-"""Bounds of the pause between two wakes of one cluster for freed hosts: ten times a second at most, three at least."""
+"""Bounds of the pause between two wakes of one cluster for freed hosts: ten times a second at most in the long run,
+three at least."""
 _WOKEN_PER_SECOND = 60
 """How many clusters are woken a second for hosts that came free, as far as the two bounds above allow.
 

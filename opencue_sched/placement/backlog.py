@@ -281,8 +281,8 @@ class Backlog:
         """Ids of layers whose entries have ``failed``."""
 
     def __len__(self) -> int:
-        """How many layers wait, as far as is known."""
-        return len(self._entries)
+        """How many layers wait, as far as is known, the bad ones too."""
+        return len(self._entries) + len(self._bad)
 
     # Reading
 

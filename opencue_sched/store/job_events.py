@@ -2,8 +2,9 @@
 
 An event is a row of ``opencue_sched_job_event``, written by the transaction that ends the job or the frame, so there is
 an event exactly if that transaction was committed, and every worker is notified with the commit. Events are written
-only while there are receivers: a worker that has one says so now and then (note_receiver). A sender first sets the time
-at which the event is tried again: a sender that dies leaves the event to the next.
+only while there are receivers: a worker that has one says so as it starts, when it hears notifications again, and each
+time it looks for events (note_receiver). A sender first sets the time at which the event is tried again: a sender that
+dies leaves the event to the next.
 """
 
 from __future__ import annotations

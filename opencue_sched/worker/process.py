@@ -315,6 +315,12 @@ class Process:
     def _has_receiver(self) -> bool:
         return receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot
 
+    def _note_receiver(self) -> None:
+        """Have events of jobs written, and beat look for them, where this process has a receiver."""
+        if self._has_receiver():
+            with self.engine.begin() as connection:
+                note_receiver(connection, self.settings.scheduler.facility)
+
     def _reconnected(self) -> None:
         """Have what the listener missed read by the counters' thread, once the listener hears again: it goes on
         hearing, and that thread tries again until it works."""
@@ -330,6 +336,8 @@ class Process:
         # Work and hosts first: a host that came free needs no recount where no cap is reached.
         self.hosts.missed()
         self.backlog.missed()
+        # The database may be one of before, restored from a backup, that knows of no receiver.
+        self._note_receiver()
         self.sweeper.reload()
         self.handlers.wake_all()
         self.bootstrap(fleet_start=True, sleep=sleep)
@@ -374,10 +382,7 @@ class Process:
         self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
-        if self._has_receiver():
-            # From now on events are written, and beat has them looked for.
-            with self.engine.begin() as connection:
-                note_receiver(connection, self.settings.scheduler.facility)
+        self._note_receiver()
         self.listen()
         self.due.start()
         log.info("worker_started", worker=node, instance=self.settings.instance)

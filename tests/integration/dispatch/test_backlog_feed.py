@@ -158,6 +158,26 @@ def test_the_shows_are_not_read_while_nothing_waits(follow: Follow, engine: Engi
     assert {share.burst_centicores for share in worker.feed.shares([come.show.id])} == {4200}
 
 
+def test_the_shows_are_read_while_a_layer_waits_whose_rows_make_no_sense(
+    follow: Follow, engine: Engine, waiting: list[JobIds]
+) -> None:
+    """Or nobody would say of it what is wrong, in a show that may book again."""
+    # given a worker that knows of nothing else, and a show that may not book
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE layer SET int_mem_min = 1::bigint << 55"))
+        connection.execute(text("UPDATE subscription SET int_burst = 0"))
+    worker = follow("one")
+    show = waiting[0].show.id
+    assert len(list(worker.feed.backlog.bad(show))) == len(waiting)
+    assert not worker.feed.may_book(show)
+    # when it has a burst, of which nobody told, then that is known with the next look
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE subscription SET int_burst = 4200"))
+    worker.clock.now += SHOWS_READ_SECONDS
+    worker.feed.follow()
+    assert worker.feed.may_book(show)
+
+
 @pytest.mark.parametrize(
     "closes, opens",
     [

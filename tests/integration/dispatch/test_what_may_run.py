@@ -268,16 +268,17 @@ def test_a_cluster_is_looked_at_again_when_the_quarantine_of_its_next_job_is_ove
     assert here.run([cluster])[0].look_again == pytest.approx(1000, abs=60)
 
 
-def test_a_cluster_is_looked_at_again_when_its_show_is_ours(here: Passes, engine: Engine) -> None:
-    """Not when its sleep is over, which is seconds later."""
+def test_a_cluster_with_work_is_looked_at_again_when_its_show_is_ours(here: Passes, engine: Engine) -> None:
+    """Not when its sleep is over, which is seconds later. One without work is not."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.job([LayerSpec()])
-        cluster = cluster_of(farm)
+        clusters = [cluster_of(farm), cluster_of(farm, "other")]
     imported = ImportedShows(engine, here.runner.ledger, quarantine_seconds=1000, age_seconds=60)
     here.runner = replace(here.runner, imported=imported)
 
-    assert here.run([cluster])[0].look_again == pytest.approx(1000, abs=60)
+    with_work, without = (report.look_again for report in here.run(clusters))
+    assert (with_work, without) == (pytest.approx(1000, abs=60), None)
 
 
 def ended(connection: Connection, frames: tuple[str, ...], *, status: int) -> None:

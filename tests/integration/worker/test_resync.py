@@ -15,7 +15,7 @@ from opencue_sched.coordination.postings import Claim
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import JobSpec, LayerSpec
-from opencue_sched.settings import Accounting, Rqd, Settings
+from opencue_sched.settings import Accounting, Events, Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.worker.process import Process
 from tasks import dispatch
@@ -102,6 +102,20 @@ def test_what_happened_while_nobody_heard_is_read_again_at_once(
             return worker.hosts.cache.idle_cores([cluster]) == 4
 
         eventually(idle_seen, RECENT, "the host's idle cores")
+
+
+def test_a_database_that_knows_of_no_receiver_is_told_of_it(settings: Settings, engine: Engine) -> None:
+    """As one that was restored from before there was one: until then no event is written, and beat has none sent."""
+    told = settings.model_copy(update={"events": Events(command=("true",))})
+    app = Celery("missed", broker="memory://", set_as_current=False)
+    with closing(app), closing(Process(told, app)) as worker, engine.connect() as connection:
+        beside = connection.execution_options(isolation_level="AUTOCOMMIT")
+        worker.bootstrap()
+        worker.listen()
+        eventually_listen(engine, 1)
+        assert beside.execute(text("SELECT FROM opencue_sched_receiver")).all() == []
+        beside.execute(text(_END_LISTENERS))
+        eventually(lambda: beside.execute(text("SELECT FROM opencue_sched_receiver")).all(), RECENT, "a receiver")
 
 
 LAYERS, OF_A_JOB = 2_000, 100
