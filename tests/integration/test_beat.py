@@ -79,12 +79,10 @@ def test_events_of_jobs_are_looked_for_only_once_a_worker_had_a_receiver(setting
         beat.tick()
         return {series.partition("@")[0] for series in PersistentFences(engine).leader(beat.gate.keys.name).ticks}
 
-    with stores_of(settings):
+    with closing(app), stores_of(settings), closing(beat):
         # then the tick of the other task alone is fired
         assert fired() == {"other"}
         # and when a worker starts with a receiver, that of events is, too
         with engine.begin() as connection:
             note_receiver(connection, None)
         assert fired() == {"other", "send-events"}
-        beat.close()
-    app.close()

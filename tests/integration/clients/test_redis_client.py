@@ -97,14 +97,19 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
         master = urlsplit(settings_url)
         plain = redis.Redis.from_url(replica.url, decode_responses=True)
         client = guarded_redis(replica.url, Settings())
+
+        def assert_answers_as_replica() -> None:
+            assert client.ping()
+            assert plain.info("replication")["role"] == "slave"
+
         try:
             plain.set(keys.EPOCH, Epoch.new("0" * 40).text)
             plain.config_set("masterauth", master.password or "")
             plain.replicaof(master.hostname, master.port)
             eventually(lambda: plain.info("replication")["role"] == "slave")
-            assert client.ping()
             with pytest.raises(NotReady):
                 Ledger(client, owner="test").release(["p"])
+            assert_answers_as_replica()
             plain.replicaof("NO", "ONE")
             store = Store(client)
             store.open()
@@ -112,6 +117,7 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
             eventually(lambda: plain.info("replication")["role"] == "slave")
             with pytest.raises(NotReady):
                 store.ledger.release(["p"])
+            assert_answers_as_replica()
         finally:
             client.close()
             plain.close()

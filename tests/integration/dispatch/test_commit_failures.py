@@ -172,9 +172,9 @@ def test_the_host_triggers_refusal_blames_the_host(engine: Engine, settings: Set
     assert result.quarantined == {}
 
 
-@pytest.mark.parametrize("bound", ["lock", "statement"])
+@pytest.mark.parametrize(("bound", "refusal"), [("lock", "55P03"), ("statement", "57014")])
 def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
-    engine: Engine, settings: Settings, bound: str
+    engine: Engine, settings: Settings, bound: str, refusal: str
 ) -> None:
     # given eight jobs, and others who hold the counters of three: too long for the wait at one row (lock) or for the
     # waits at one row after another together (statement)
@@ -188,14 +188,18 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
             connection.exec_driver_sql(WAIT_AT_ROWS_FOR_ANY_TIME)
     assert len(procs) == 16
     held = {jobs[0].id, jobs[3].id, jobs[7].id}
+    refusals: list[str] = []
 
     with engine.begin() as other:
         other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = ANY(:j) FOR UPDATE"), {"j": [jobs[0].id, jobs[3].id]})
         layer = jobs[7].layers[0].id
         other.execute(text("SELECT 1 FROM layer_stat WHERE pk_layer = :l FOR UPDATE"), {"l": layer})
-        result = commit(engine, procs, with_deadline(settings, 6.0))
+        with listening(engine, "handle_error", lambda error: refusals.append(error.original_exception.pgcode)):
+            result = commit(engine, procs, with_deadline(settings, 10.0))
 
-    # then every other job is booked all the same, in one transaction, without cutting the plan in halves
+    # then that bound alone ended the wait, and every other job is booked all the same, in one transaction, without
+    # cutting the plan in halves
+    assert refusals == [refusal]
     assert {c.job.id for c in result.committed} == {job.id for job in jobs} - held
     assert reasons(result) == ["database_failure"] * 6
     assert {proc.job.id for proc, _ in result.lost} == held

@@ -320,14 +320,18 @@ def test_processes_that_ask_for_ports_at_once_are_given_different_ones() -> None
     assert min(after - before for before, after in itertools.pairwise(ports)) > 2
 
 
-def test_a_port_on_which_something_listens_is_given_to_nobody() -> None:
-    # given that something listens on every eighth port, at one of the machine's addresses
-    taken = processes.PORTS[::8]
-    with contextlib.ExitStack() as stack:
-        for port in taken:
-            listener = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                listener.bind(("127.1.0.1", port))
-                listener.listen()
-        # when somebody asks for a good deal of all ports, then none of these is among what comes
-        assert {processes.free_port() for _ in range(60)}.isdisjoint(taken)
+def test_a_port_on_which_something_listens_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a port that something listens on, at one of the machine's addresses, and whose first owner has ended
+    ask = "import sys; from opencue_sched.embedded.servers.processes import free_port; "
+    ask += "print(free_port(), flush=True); sys.stdin.readline()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with socket.socket() as listener:
+        with subprocess.Popen([sys.executable, "-c", ask], **pipes) as owner:
+            port = int(owner.stdout.readline())
+            listener.bind(("127.1.0.1", port))
+            listener.listen()
+            owner.stdin.close()
+        # when there is no other port, then none is given
+        monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
+        with pytest.raises(ServiceFailed, match="no free TCP port"):
+            processes.free_port()
