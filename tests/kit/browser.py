@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,12 +79,15 @@ class Browser:
     @contextmanager
     def visit(self, *, width: int = 1280, height: int = 800) -> Iterator[Self]:
         """The page as that of a new browser with such a window. It is left in the end, while who serves it is there."""
-        self.events.clear()
+        self.open("about:blank")
         self.resize(width, height)
+        self.events.clear()
         try:
             yield self
         finally:
-            self.open("about:blank")
+            # A browser that has died fails the next visit, and does not hide why this one failed.
+            with suppress(Exception):
+                self.open("about:blank")
 
     def open(self, address: str) -> None:
         self.call("Page.navigate", url=address)

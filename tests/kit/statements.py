@@ -105,11 +105,11 @@ def rows_handled(connection: Connection, of: str = "EXECUTE ") -> Iterator[list[
         event.remove(connection, "after_cursor_execute", explain)
 
 
-def _rows_of(node: Mapping[str, Any]) -> float:
+def _rows_of(node: Mapping[str, Any], above: str = "") -> float:
     """The rows that a step of a plan, and all below it, have handed on or looked at in vain."""
-    below = sum(map(_rows_of, node.get("Plans", ())))
-    if node["Node Type"] == "Bitmap Index Scan":
-        return below  # versions of rows that were taken back are among its entries, until a vacuum
+    below = sum(_rows_of(step, node["Node Type"]) for step in node.get("Plans", ()))
+    if node["Node Type"] == "Bitmap Index Scan" and above == "Bitmap Heap Scan":
+        return below  # its rows are counted above, without the versions that were taken back and wait for a vacuum
     in_vain = sum(rows for what, rows in node.items() if what.startswith("Rows Removed by "))
     return (node["Actual Rows"] + in_vain) * node["Actual Loops"] + below
 
