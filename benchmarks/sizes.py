@@ -314,7 +314,8 @@ def run_growth(
     fleet_type: type[Fleet] = Fleet,
 ) -> list[GrowthResult]:
     """The same number of frames on each farm; with each number of workers. What the fleet costs at rest is watched for
-    ``rest_seconds`` before, and the frames for as long at least: in both the leading beat counts the hosts once."""
+    ``rest_seconds`` before, and the frames for as long at least: by default in both the leading beat counts the hosts
+    once."""
     results = []
     least = int(min(frames for _, frames in parts) * most_hosts)
     for count in counts:

@@ -22,6 +22,7 @@ def test_hosts_that_do_nothing_cost_a_few_rows_each_and_a_new_job_no_more_the_mo
     found = run_idle_farms([2], most_hosts=IDLE_HOSTS, seconds=5, console=console, parts=sizes, fleet_type=WarmFleet)
     # Then each host is read again once in a round by one of them, and a new job reads what it needs
     assert len(found) == len(sizes)
+    assert all(result.new_job_rows > 0 and result.reread_rows_per_second > 0 for result in found), "the meter is silent"
     wrong = [(it.phase, it.idle_read, it.new_job_read) for it in found if not it.passed]
     assert wrong == []
 
