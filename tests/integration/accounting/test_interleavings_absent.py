@@ -18,7 +18,7 @@ from tests.kit.mutants import changed_code
 Play = Callable[..., Side]
 
 
-JUDGED_BY_MARK_AND_AGE = "if not (settled_before_mark or (in_flight and too_old)):"
+JUDGED_BY_MARK_AND_AGE = "if in_flight or changed_since_mark:"
 
 
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])

@@ -51,9 +51,7 @@ MUTANTS = {
         plots.released_before_it_settles,
         GHOST,
     ),
-    "no in-flight carry": Mutant(
-        differences, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
-    ),
+    "no in-flight carry": Mutant(differences, "in_flight and too_old", "in_flight", plots.in_flight_during_a_recompute),
     "age judged by the clock at apply time": Mutant(
         recompute,
         "is_too_old(record, seen, mark.seconds,",
@@ -62,13 +60,13 @@ MUTANTS = {
     ),
     "what was confirmed after the mark is removed": Mutant(
         differences,
-        "record.changed_seq <= mark_seq",
-        "True",
+        "seq > mark_seq",
+        "False",
         plots.booked_during_a_recompute,
     ),
     "anything absent is removed": Mutant(
         differences,
-        "if not (settled_before_mark or (in_flight and too_old)):",
+        "if in_flight or changed_since_mark:",
         "if False:",
         plots.booked_during_a_recompute,
     ),
