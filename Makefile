@@ -76,8 +76,8 @@ test: $(INSTALLED) ## Every test but the long ones, on PostgreSQL and Redis of i
 test-all: $(INSTALLED) ## Every test, the long ones among them: those wait while the others compute
 	$(TESTS) $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
-test-long: $(INSTALLED) ## A minute of every fault, lost stores, joint passes killed, the demo, decisions, reports, sizes (four minutes)
-	$(TESTS) -m long $(PYTEST_ARGS) tests/e2e tests/chaos
+test-long: $(INSTALLED) ## A minute of every fault, lost stores, time-outs, joint passes killed, the demo, decisions, reports, sizes (four minutes)
+	$(TESTS) -m long $(PYTEST_ARGS) tests/integration tests/e2e tests/chaos
 
 test-unit: $(INSTALLED) ## Tests without services
 	$(TESTS) $(PYTEST_ARGS) tests/unit
