@@ -97,7 +97,7 @@ def states(rows: Rows) -> list[str]:
     ("seconds", "state", "words"),
     [
         (200, "UP", ["reaper", "30 s", "DOWN", "5m", "15m"]),
-        (30, "DOWN", ["(DOWN)", "2 frames", " 30s"]),
+        (150, "DOWN", ["(DOWN)", "2 frames", " 2m"]),
         (600, "REBOOTING", ["(REBOOTING)", "boots", "RQD"]),
     ],
 )
