@@ -541,40 +541,40 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
 
 
 def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(here: Passes, engine: Engine) -> None:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        host = farm.host(cores=2)
-        farm.job([LayerSpec(frames=1)])
     # given a cluster that was roused for a freed host as often as it may at once
-    clock = Clock()
-    sweeper = Sweeper(engine, here.settings, here.postings, clock=clock)
-    roused_in_a_row(sweeper, clock, host.id)
+    sweeper, clock, host = sweeper_of_one_host(here, engine)
+    roused_in_a_row(sweeper, clock, host)
 
     # when the host is freed again, then the sweep asks to be told once more, when the cluster may be roused
-    pause = sweeper.sweep(wake_hosts=[host.id]).ask_again
+    pause = sweeper.sweep(wake_hosts=[host]).ask_again
     assert 0 < pause <= pause_between_wakes(1)
     assert sweeper.sweep().ask_again == 0
     clock.advance(pause)
-    assert sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
+    assert sweeper.sweep(wake_hosts=[host]).ask_again == 0
 
 
 def test_a_cluster_that_was_not_roused_for_long_is_roused_a_few_times_without_a_pause(
     here: Passes, engine: Engine
 ) -> None:
+    sweeper, clock, host = sweeper_of_one_host(here, engine)
+    # when a host comes free again and again, then the cluster is roused at once three times, and after that at its pace
+    assert roused_in_a_row(sweeper, clock, host) == 3
+    for _ in range(3):
+        clock.advance(pause_between_wakes(1))
+        assert roused_in_a_row(sweeper, clock, host) == 1
+    # and when no host came free for long, at once again
+    clock.advance(60.0)
+    assert roused_in_a_row(sweeper, clock, host) == 3
+
+
+def sweeper_of_one_host(here: Passes, engine: Engine) -> tuple[Sweeper, Clock, str]:
+    """A sweeper, its clock, and the id of a host that the only cluster with work could use."""
     with engine.begin() as connection:
         farm = Farm(connection)
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
     clock = Clock()
-    sweeper = Sweeper(engine, here.settings, here.postings, clock=clock)
-    # when a host comes free again and again, then the cluster is roused at once three times, and after that at its pace
-    assert roused_in_a_row(sweeper, clock, host.id) == 3
-    for _ in range(3):
-        clock.advance(pause_between_wakes(1))
-        assert roused_in_a_row(sweeper, clock, host.id) == 1
-    # and when no host came free for long, at once again
-    clock.advance(60.0)
-    assert roused_in_a_row(sweeper, clock, host.id) == 3
+    return Sweeper(engine, here.settings, here.postings, clock=clock), clock, host.id
 
 
 def roused_in_a_row(sweeper: Sweeper, clock: Clock, host_id: str) -> int:
