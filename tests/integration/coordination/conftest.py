@@ -1,4 +1,4 @@
-"""A Redis some of whose replies are lost on their way, or that some commands reach late."""
+"""A jobboard, and a Redis some of whose replies are lost on their way, or that some commands reach late."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from opencue_sched.accounting.epoch import guarded_redis
+from opencue_sched.coordination.jobboard import JobBoard
 from tests.kit.lossy_proxy import LossyProxy
 
 
@@ -27,3 +28,10 @@ def proxied(proxy, redis_server, redis_client, settings) -> Iterator[redis.Redis
     url = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl()
     with closing(guarded_redis(url, settings)) as client:
         yield client
+
+
+@pytest.fixture(params=[False, True], ids=["plain keys", "one hash tag"])
+def board(redis_client, request) -> Iterator[JobBoard]:
+    """A board that is open, without a job, in each way its keys may be named."""
+    with JobBoard(redis_client, "cue", name="tests", clustered=request.param) as opened:
+        yield opened
