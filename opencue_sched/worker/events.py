@@ -182,8 +182,11 @@ DEBOUNCE_SECONDS = 0.01
 """The time from one sweep for new work to the next: a burst of notifications costs a sweep each hundredth of a
 second."""
 COLLECT_SECONDS = 0.14
-"""The time from one sweep for freed hosts to the next that has no other reason. On a full farm, where hosts come free
-all the time, those of a seventh of a second share a sweep, and with it a pass."""
+"""The time from one sweep for freed hosts to the next that has no other reason, in the long run. On a full farm, where
+hosts come free all the time, those of a seventh of a second share a sweep, and with it a pass."""
+SWEEPS_SAVED = 2
+"""How many sweeps for freed hosts a quiet time saves: where hosts come free now and then, one that does soon after
+another waits for no other."""
 
 
 class Waker(PeriodicThread):
@@ -204,7 +207,8 @@ class Waker(PeriodicThread):
             longest_retry_seconds=2.0,
         )
         self._sweep = sweep
-        # When the next sweep for shows, and for hosts alone, may be made (monotonic). Used by the waker's thread alone.
+        # When the next sweep for shows, and for hosts alone, may be made (monotonic); the latter lies in the past by
+        # what is saved. Used by the waker's thread alone.
         self._debounce_until = self._collect_until = -math.inf
         # What was noted since the last sweep, and passes under way: any thread notes, so all is under the lock.
         self._lock = threading.Lock()
@@ -253,7 +257,7 @@ class Waker(PeriodicThread):
             self._hosts.clear()
         self._debounce_until = now + DEBOUNCE_SECONDS
         if hosts:
-            self._collect_until = now + COLLECT_SECONDS
+            self._collect_until = max(self._collect_until, now - SWEEPS_SAVED * COLLECT_SECONDS) + COLLECT_SECONDS
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from opencue_sched.worker import events
-from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, Waker
+from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, SWEEPS_SAVED, Waker
 from tests.kit.polling import eventually
 
 
@@ -65,13 +65,56 @@ def test_a_sweep_that_fails_is_told_and_the_next_one_made():
             waker.stop()
 
 
-def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a_sweep(monkeypatch):
+def full_farm(waker: Waker, sweeps: Sweeps) -> None:
+    """Have hosts come free until the waker has used up the sweep that was due and those that it saved."""
+    for _ in range(1 + SWEEPS_SAVED):
+        waker.note(["host"])
+        assert waker.sweep_if_due() is None
+    sweeps.asked.clear()
+
+
+def test_hosts_that_come_free_now_and_then_are_swept_for_at_once_each(monkeypatch):
+    # given a waker that has swept for nothing yet
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    # when a few hosts come free at once
+    for host in ("h1", "h2"):
+        waker.note([host])
+        assert waker.sweep_if_due() is None
+    # then there was a sweep for each
+    assert [hosts for _, hosts in sweeps.asked] == [{"h1"}, {"h2"}]
+
+
+def test_a_quiet_time_saves_a_sweep_for_each_pause_that_it_was_long_and_no_more_than_a_few(monkeypatch):
     now = 100.0
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
     sweeps = Sweeps([])
     waker = Waker(sweeps)
+    full_farm(waker, sweeps)
+    for quiet, swept in ((1.5 * COLLECT_SECONDS, 1), (1000.0, 1 + SWEEPS_SAVED)):
+        # given a time in which no host came free
+        now += quiet
+        # when hosts come free one after the other
+        for host in map(str, range(10)):
+            now += COLLECT_SECONDS / 1000
+            waker.note([host])
+            waker.sweep_if_due()
+        # then the first ones had a sweep each, and the others share one
+        waker.took_in_hosts()
+        assert [hosts for _, hosts in sweeps.asked] == [{host} for host in map(str, range(swept))]
+        sweeps.asked.clear()
+
+
+def test_on_a_full_farm_the_hosts_that_come_free_meanwhile_share_a_sweep(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    full_farm(waker, sweeps)
+    now += COLLECT_SECONDS
     waker.note(["h1"])
-    assert waker.sweep_if_due() is None
+    waker.sweep_if_due()
     for host in ("h2", "h3"):
         waker.note([host])
         assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS)
@@ -82,8 +125,9 @@ def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a
     assert waker.sweep_if_due() is None
     assert sweeps.asked[1:] == [({"show"}, {"h2", "h3"})]
     waker.note(["h4"])
-    assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS)
-    now += COLLECT_SECONDS
+    due = waker.sweep_if_due()
+    assert due is not None
+    now += due
     assert waker.sweep_if_due() is None
     assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
 
