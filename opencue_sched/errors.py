@@ -52,7 +52,7 @@ class AllocationOverBurst(BookingError):
 
 
 class CapExceeded(BookingError):
-    """A folder, job or licence cap is reached."""
+    """A cap of a folder or job, or a limit, is reached."""
 
 
 class CapChanging(BookingError):
@@ -60,7 +60,7 @@ class CapChanging(BookingError):
 
 
 class FrameLost(BookingError):
-    """Another process started, changed, paused or took over the frame between gather and commit."""
+    """Another process started, changed, paused or took over the frame after the plan had read it."""
 
 
 class LayerChanged(BookingError):

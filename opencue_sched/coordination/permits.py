@@ -42,7 +42,7 @@ class FramePermits:
         return frozenset(frame_id for (frame_id, _), flag in zip(frames, granted, strict=True) if flag)
 
     def held(self, frames: Sequence[Permitted], *, but_of: str) -> frozenset[str]:
-        """The ids of those of the frames that another owner has the permits of. One round trip."""
+        """The ids of the frames whose permits another owner than ``but_of`` has. One round trip."""
         permits = [frame_permit(self._namespace, frame_id, version) for frame_id, version in frames]
         owners = self._client.mget(permits) if permits else []
         return frozenset(
@@ -50,7 +50,7 @@ class FramePermits:
         )
 
     def drop(self, frames: Sequence[Permitted], owner: str) -> int:
-        """Give back those of the frames that are the owner's; returns how many were. One round trip."""
+        """Give back the permits that the owner has of these frames. Returns their number. One round trip."""
         return sum(self._call("permits_drop", frames, owner))
 
     def _call(self, script: str, frames: Sequence[Permitted], *args: str | int) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Makes one pass over the clusters of a shard, in eight steps: claim, follow, plan (with portions and permits), book,
-commit, launch, settle, next. The numbers of comments below are theirs.
+"""Makes one pass over the clusters of a shard, in eight steps: claim, follow, plan, book, commit, launch, settle, next.
 
-docs/architecture.md says where the process may die, and what holds then.
+The numbers in comments below are those of the steps. docs/architecture.md says where the process may die, and what
+holds then.
 """
 
 from __future__ import annotations
@@ -57,22 +57,25 @@ log = structlog.get_logger(__name__)
 SHORTEST_SLEEP_SECONDS = 0.05
 """The least sleep of a cluster whose next look has a time, such as the end of a cooldown."""
 FAILED_HOST_SECONDS = 5.0
-"""Cooldown of a host whose RQD is at fault: its row says UP for minutes, with all cores idle."""
+"""Cooldown of a host whose RQD is at fault. Until the host is marked DOWN, which takes minutes, its row says UP with
+all cores idle, and each pass would book there again."""
 FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0
-"""Cooldown of a layer all of whose frames were lost twice in a row: rows that a transaction keeps locked must not hold
-a shard's hosts."""
+"""The first and the longest cooldown of a layer whose planned frames were all lost in two commits in a row. A
+transaction that keeps their rows locked would otherwise cost each plan the hosts of these frames."""
 _TRIES = 4
-"""How many times one plan asks for permits at most: the first time, and again for the frames that it puts in place of
-those that other planners have the permits of."""
+"""How many times one plan asks for permits at most. Each further time is for the frames that took the place of frames
+whose permits other planners have. Each costs a call of Redis; after the last the cluster sleeps for
+CONTENDED_SLEEP_SECONDS."""
 _MOST_READS = 40
-"""How many reads of portions one plan makes at most: a farm of layers with one frame each is no reason to keep the
-claims for ever."""
+"""How many times one plan reads portions of frames at most, so that a farm of layers with one frame each does not keep
+the claims for ever. The next pass goes on at once."""
 CONTENDED_SLEEP_SECONDS = 0.1
 """How long a cluster sleeps while another planner has its frames: about the time in which that planner commits a
 few."""
 LEFT_TO_OTHERS_SECONDS = 1.0
 """How long a cluster sleeps while other planners have small layers of it: about the time of a full plan and its commit.
-Seldom is a frame left for this one: layers are asked for as a whole only while hosts for more than a plan are idle."""
+Layers are had as a whole only where each planner has idle hosts for a whole plan, so the other planners mostly leave no
+frame of these layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class PassRunner:
     verdicts: VerdictNotes | VerdictLog | None = None
     """Takes the verdicts: notes that a thread writes, or the log itself."""
     imported: ImportedShows | None = None
-    """Says which shows may be booked; None: all may."""
+    """Says which shows are imported, so that they may be booked; None: all may be."""
     refusals: Refusals = field(default_factory=Refusals)
     """What RQDs refused in the last minute."""
     locked: Cooldowns[str] = field(
@@ -113,7 +116,7 @@ class PassRunner:
     follows: Callable[[Collection[Cluster]], None] = lambda _: None
     """Called with the clusters of a pass that is about to follow: the pass takes in all that was heard before."""
     launches: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, thread_name_prefix="launch")
-    """Makes what a pass launches its frames in, beside its last steps."""
+    """Makes the executor in which a pass launches its frames, beside its last steps."""
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -127,11 +130,14 @@ class PassRunner:
         """Make one pass over clusters of one shard. Returns a report for each, in their order; the first also says what
         the pass took as a whole.
 
-        ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken and
-        before the commit. ``progress`` is called after each step, none of which takes longer than a commit may.
-        ``end`` is called once, with the reports, when other passes over the clusters may begin: during the launch,
-        which can take as long as RQDs do, or as the commit of a full plan begins whose turn has come in time. Not when
-        an error leaves before that.
+        ``alive`` says whether all claims on the clusters are still held. It is asked before permits are taken, before
+        the booking and before the commit. ``progress`` is called after each step, none of which takes longer than a
+        commit may.
+
+        ``end`` is called once, with the reports, when other passes over the clusters may begin. That is after the last
+        step but the launch, which can take as long as RQDs do. A full plan calls it already as its commit begins,
+        unless it waited too long for the commits before it. The launch may still write to the reports then (_Pass says
+        what). A pass that raises may not have called ``end``.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -147,17 +153,21 @@ class _ClaimLostError(Exception):
 
 @dataclass(slots=True)
 class _Pass:
-    """The state of one pass."""
+    """The state of one pass. The pass's own thread makes all steps but the launch, which runs in another thread at the
+    same time as step 8, and reads of the pass only what was written before."""
 
     runner: PassRunner
     reports: list[PassReport]
+    """The report of each cluster. The launch's thread writes ``frames_launched``, and adds to ``losses`` and
+    ``seconds``; all else is written by the pass's thread. Whoever gets the reports by ``end`` may find them
+    without the figures of what follows."""
     alive: Callable[[], bool]
     progress: Callable[[], None]
     end: Callable[[Sequence[PassReport]], None]
     began: float
     """When the pass began, by the runner's clock."""
     works: list[BacklogWork] = field(default_factory=list)
-    """What waits, of each show that may be planned."""
+    """The waiting work of each show that may be planned."""
     work_of: dict[Cluster, BacklogWork] = field(default_factory=dict)
     """What waits in each cluster, also where nothing may start yet."""
     planner: Planner | None = None
@@ -168,8 +178,8 @@ class _Pass:
     """The name under which this pass has its permits."""
     permitted: dict[str, Permitted] = field(default_factory=dict)
     """Frames whose permits this pass has, by the ids of their procs."""
-    ours_in: Mapping[str, float] = field(default_factory=dict)
-    """Seconds until each show may be booked, by show id: 0 where it may be."""
+    seconds_to_import: Mapping[str, float] = field(default_factory=dict)
+    """Seconds until each show is imported and may be booked, by show id; 0 where it may be."""
     left_alone: set[str] = field(default_factory=set)
     """Ids of layers that the pass does not plan."""
     whole: WholeLayers | None = None
@@ -182,8 +192,8 @@ class _Pass:
     """Whether the plan came to more layers than a plan reads frames of."""
     gave_back: bool = False
     """Whether hosts got back what was planned on them and not committed: layers may wait for want of just that."""
-    ended: bool = False
-    """Whether ``end`` was called: other passes may have the clusters."""
+    next_may_begin: bool = False
+    """Whether the next pass over the clusters was let begin during the commit, by a call of ``end``."""
 
     @property
     def report(self) -> PassReport:
@@ -222,8 +232,8 @@ class _Pass:
             raise _ClaimLostError
 
     def run(self) -> list[PassReport]:
-        """Make the pass. However it ends, verdicts are noted, and no launch is under way any more. Unless an error
-        leaves, ``end`` was called."""
+        """Make the pass. However it ends, verdicts are noted, and no launch is under way any more. Unless an error is
+        raised, ``end`` was called."""
         report, runner = self.report, self.runner
         with runner.launches() as launching:
             launch: Future[None] | None = None
@@ -243,7 +253,7 @@ class _Pass:
                     cluster_report.ended = PassEnd.CLAIM_LOST
             finally:
                 self._note_verdicts()
-            if not self.ended:
+            if not self.next_may_begin:
                 self.end(self.reports)
             if launch is not None:
                 launch.result()
@@ -257,7 +267,8 @@ class _Pass:
         # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
         #    that only their holder may take.
 
-        # 2. Follow: hosts and waiting work that changed are read again. Nothing else is read of them.
+        # 2. Follow, "gather" among the seconds of a report: of hosts and waiting work, what changed is read again and
+        #    nothing else.
         with self._step("gather"):
             self._follow()
             self.works = self._what_waits()
@@ -294,8 +305,11 @@ class _Pass:
         self.progress()
 
     def _what_waits(self) -> list[BacklogWork]:
-        """The waiting work of each show whose clusters the pass has and that this fleet may book. The reports of all
-        others say at once what the pass is for them."""
+        """Find the waiting work of each show that the pass has clusters of and that this fleet may book.
+
+        The reports of clusters in which something waits say SATURATED from now on, until frames are booked. The reports
+        of all others keep NO_JOBS.
+        """
         runner = self.runner
         by_show: defaultdict[tuple[str, str], list[PassReport]] = defaultdict(list)
         for report in self.reports:
@@ -322,12 +336,13 @@ class _Pass:
         return self._imported(waiting_works)
 
     def _imported(self, works: Sequence[BacklogWork]) -> list[BacklogWork]:
-        """What waits of shows that are imported."""
+        """The works whose shows are imported. Notes the seconds until each show is, and forgets the sizes of plans that
+        were learnt of shows that are not."""
         runner = self.runner
         if runner.imported is None or not works:
             return list(works)
-        self.ours_in = runner.imported.seconds_left({work.clusters[0].show_id for work in works})
-        ours = {show_id for show_id, seconds in self.ours_in.items() if seconds == 0}
+        self.seconds_to_import = runner.imported.seconds_left({work.clusters[0].show_id for work in works})
+        ours = {show_id for show_id, seconds in self.seconds_to_import.items() if seconds == 0}
         for work in works:
             cluster = work.clusters[0]
             if cluster.show_id not in ours:
@@ -362,20 +377,24 @@ class _Pass:
         for cluster, plan in zip(planner.plans, planner.judge(), strict=True):
             report = next(report for report in self.reports if report.cluster == cluster)
             report.plan = plan
-            # Before anything is booked: a run that ends meanwhile must find the cluster here.
+            # Before anything is booked: a frame's run that ends meanwhile makes room under caps, and of the clusters
+            # that wait for that it wakes those found here.
             if plan.at_cap:
                 runner.at_caps.add(cluster.key)
             report.show_name = runner.backlog.show_name(cluster.show_id)
             report.jobs = len({verdict.job_id for verdict in plan.verdicts})
             report.verdicts = (*report.verdicts, *plan.verdicts)
             self.planned_for |= dict.fromkeys((proc.proc_id for proc in plan.procs), report)
-            # What flows now is looked at again with the next plan: it may wait for something then.
+            # A layer that flows now is not noted as looked at: the next plan looks again, and may find that it waits.
             waits = (verdict for verdict in plan.verdicts if verdict.verdict is not Verdict.FLOWING)
             runner.backlog.backlog.judged(verdict.layer_id for verdict in waits)
 
     def _whole_layers(self) -> WholeLayers | None:
-        """What keeps the planners of a divided farm, each with hosts for a whole plan, from the same layers; None where
-        few small layers wait."""
+        """Let the pass have small layers as a whole, so that the planners of a divided farm do not plan the same ones.
+        Returns None where few small layers wait.
+
+        For a pass whose shard has idle hosts for a whole plan (dispatch/whole_layers.py).
+        """
         settings = self.runner.settings
         whole = WholeLayers(
             self.runner.permits,
@@ -388,18 +407,19 @@ class _Pass:
         return whole if whole.look() >= FEWEST_LAYERS else None
 
     def _policy(self, snapshot: Snapshot, most_frames: int) -> Policy:
-        """The rules of this plan: those of the settings, the holds of hosts, and what RQDs refused lately."""
+        """The rules of this plan: those of the settings, the reservations of hosts, and what RQDs refused lately."""
         runner, queue = self.runner, self.runner.settings.queue
         guards = queue.gpu_guard and runner.hosts.cache.has_gpus()
         policy = policy_for(queue, gpu_demands=gpu_demands(runner.backlog, snapshot) if guards else ())
-        # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
+        # Whether or not hosts are reserved now: the commit keeps to reservations, and so does the plan.
         admissions = [*policy.admissions, reservations(snapshot.now)]
         if apart := runner.refusals.apart.active():
             admissions.append(kept_apart(apart))
         return replace(policy, admissions=tuple(admissions), max_frames=min(policy.max_frames, most_frames))
 
     def _place(self, planner: Planner) -> None:
-        """Plan, with the portions of frames that the plan comes to, and the permits of what it takes."""
+        """Fill the plan, and take permits of its frames. A frame at a full cap, or whose permit another planner has,
+        gives its host to the next frame. Raises _ClaimLostError."""
         runner, permits, wanted = self.runner, self.runner.permits, 0
         for _ in range(_TRIES):
             self._fill(planner)
@@ -414,7 +434,7 @@ class _Pass:
                 runner.backlog.backlog.settle(over)
                 planner.take_back(over, again=True)
                 self._fill(planner)
-            # Other frames mostly got the hosts of frames whose permits were refused.
+            # Fewer cores than before permits were refused: other frames did not get all hosts of the refused ones.
             cores = sum(proc.resources.cores for proc in planner.procs())
             self.contended, wanted = cores < wanted, max(wanted, cores)
             asked = [proc for proc in planner.procs() if proc.proc_id not in self.permitted]
@@ -440,11 +460,14 @@ class _Pass:
         for proc in procs:
             runner.hosts.cache.settle(proc.host.id, proc.proc_id, committed=False)
         runner.backlog.backlog.settle(procs)
-        self._drop_permits(self._permits_but_of(()))
+        self._drop_permits(self._permits_to_give_back(()))
 
-    def _permits_but_of(self, booked: Collection[str]) -> list[Permitted]:
-        """The permits of frames that are not booked, and of layers of which not all that was planned is. What is booked
-        has another version from now on."""
+    def _permits_to_give_back(self, booked: Collection[str]) -> list[Permitted]:
+        """Give up the layers of which a planned frame is not booked. Returns their permits, and those of the frames
+        that are not ``booked`` (ids of their procs).
+
+        The other permits end by themselves: a booked frame has another version from now on, which they are not for.
+        """
         permits = [frame for proc_id, frame in self.permitted.items() if proc_id not in booked]
         if self.whole is not None and self.planner is not None:
             layers = {proc.layer.id: True for proc in self.planner.procs()}
@@ -453,14 +476,15 @@ class _Pass:
         return permits
 
     def _drop_permits(self, permits: Sequence[Permitted]) -> None:
-        """Give back permits. Those of which Redis cannot be told end by themselves."""
+        """Give back permits. Where Redis does not answer they end by themselves."""
         try:
             self.runner.permits.drop(permits, self.owner)
         except RedisError as error:
             log.warning("permits_left_to_expire", permits=len(permits), error=str(error))
 
     def _fill(self, planner: Planner) -> None:
-        """Plan, with the portions of frames that the plan comes to."""
+        """Plan until nothing more can be placed. When the plan comes to a layer, a portion of the layer's frames is
+        read."""
         for _ in range(_MOST_READS):
             if not (wanted := planner.run()):
                 return
@@ -511,8 +535,8 @@ class _Pass:
                 self._roll_back(accepted)
                 raise _ClaimLostError
 
-            # 5. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
-            #    unknown outcome stays booked.
+            # 5. Commit, and undo in Redis the bookings that PostgreSQL certainly did not take. A booking whose outcome
+            #    is unknown stays.
             if accepted:
                 with self._step("commit"):
                     result = commit_plan(
@@ -548,9 +572,9 @@ class _Pass:
         Not while this plan waits for the commits of others: plans behind it would be booked long before their turn, and
         the last of them run out of time.
         """
-        if self.ended or not any(report.plan and report.plan.full for report in self.reports):
+        if self.next_may_begin or not any(report.plan and report.plan.full for report in self.reports):
             return
-        self.ended = True
+        self.next_may_begin = True
         for report in self.reports:
             report.go_on = True
         self.end(self.reports)
@@ -567,13 +591,15 @@ class _Pass:
         idle_again = {proc.host.id for proc in known if proc.proc_id not in committed}
         self.gave_back = bool(idle_again)
         runner.hosts.note(idle_again)
-        if self.ended and idle_again:
+        if self.next_may_begin and idle_again:
             runner.freed(idle_again)
 
     def _settle_frames(self, procs: Sequence[PlannedProc], result: CommitResult) -> None:
-        """Tell the backlog what became of frames. Booked ones wait no more, those lost because of their own rows are
-        read again before they are planned, and all others wait as before. The permits of all that is not booked are
-        given back."""
+        """Tell the backlog what became of frames, and give back the permits of frames that are not booked.
+
+        Booked frames wait no more. Frames whose own rows were not as read, or locked, are lost in the backlog's sense:
+        they are read again before they are planned. All others wait as before.
+        """
         runner = self.runner
         booked = {proc.proc_id for proc in (*result.committed, *(proc for proc, _ in result.unknown))}
         lost = {proc.proc_id for proc, error in result.lost if isinstance(error, FrameLost | LayerChanged)}
@@ -583,13 +609,14 @@ class _Pass:
             runner.lost.failed(layer_id)
         for proc in result.committed:
             runner.lost.worked(proc.layer.id)
-        self._drop_permits(self._permits_but_of(booked))
+        self._drop_permits(self._permits_to_give_back(booked))
 
     def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
+        """Book procs in the ledger, and count in the reports those that a cap refused."""
         ledger = self.runner.ledger
         limits = {limit for proc in procs for limit in proc.layer.limit_ids}
         if limits and ledger.load_caps is not None:
-            # Frames of unmanaged shows under the same licences are not in the ledger: count them now.
+            # Frames of unmanaged shows under the same limits are not in the ledger: count them now.
             ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = ledger.book([booking_of(proc) for proc in procs])
         for proc_id, refused in answers.refusals.items():
@@ -598,8 +625,8 @@ class _Pass:
         return answers
 
     def _after_commit(self, result: CommitResult) -> None:
-        """Count what the commit did, undo in Redis what PostgreSQL did not take, and stop believing in the hosts that
-        were wrong."""
+        """Count what the commit did, undo in Redis what PostgreSQL did not take, and have hosts that were not as the
+        cache had them read again before they are planned on."""
         runner, now = self.runner, self.runner.backlog.now()
         for proc in result.committed:
             report = self.planned_for[proc.proc_id]
@@ -629,7 +656,8 @@ class _Pass:
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
         """Take the bookings of procs that were not committed out of the ledger.
 
-        No answer of Redis keeps what was committed from being launched: the recompute removes what stays booked.
+        Does not raise where Redis fails: the other procs are committed and have to be launched. The recompute removes
+        the bookings that stay.
         """
         try:
             self.runner.ledger.rollback([booking_of(proc) for proc in procs])
@@ -664,8 +692,8 @@ class _Pass:
         self.report.seconds["launch"] = runner.clock() - began
 
     def _choose_next(self) -> None:
-        """Step 8: choose which clusters are dispatched again at once, and when they have to be looked at again at the
-        latest. A launch that fails changes nothing of that."""
+        """Step 8: choose which clusters are dispatched again at once, and by when the others have to be. A launch that
+        fails changes neither."""
         runner = self.runner
         back_in = runner.hosts.cache.back_in()
         without_host = any(report.plan.cache_misses for report in self.reports if report.plan)
@@ -674,12 +702,12 @@ class _Pass:
             # next pass reads these hosts again.
             more = self.unread or (self.gave_back and without_host)
             report.go_on = report.plan is not None and (report.plan.full or more)
-            # No event tells when a host may be tried again, a show is ours, or a layer or frame starts. The database
-            # counts the seconds to a start, and Redis those to a show: theirs are not the clock of this process.
+            # No event tells when a host may be tried again, a show may be booked, or a layer or frame may start. All
+            # are seconds from now, since the clocks differ: starts are by the database's, shows by that of Redis.
             waits = report.ended is not PassEnd.NO_JOBS
             soon = [back_in] if waits and back_in is not None else []
-            if waits and (ours_in := self.ours_in.get(report.cluster.show_id)):
-                soon.append(ours_in)
+            if waits and (seconds_to_import := self.seconds_to_import.get(report.cluster.show_id)):
+                soon.append(seconds_to_import)
             if self.contended:
                 soon.append(CONTENDED_SLEEP_SECONDS)
             if self.whole is not None and self.whole.leaves_some:

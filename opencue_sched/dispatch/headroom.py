@@ -27,9 +27,8 @@ CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], in
 WATCHED_SECONDS = 60.0
 """How long the use of a job or folder is read by every pass after its cap was found full, or has refused a booking."""
 _MOST_JOBS = 40
-"""Of how many jobs at the head of a show's order the use is read before a plan, at most. The use of other jobs is read
-once a plan has taken frames of them."""
-
+"""The most jobs at the head of a show's order whose use is read before a plan. The use of other jobs is read once a
+plan has taken frames of them."""
 
 _CORES_OF_A_JOB = 25
 """How many idle cores there must be for one more job of each show to be read before a plan: a plan on few cores takes

@@ -120,8 +120,8 @@ class _Run:
             return ReservationReport(ended=ended)
         block_seconds = self.settings.queue.reservation_block_time
         demands = {layer_id: layer.demand for layer_id, layer in wide.items()}
-        # Of the reserved hosts, those that are down, locked or gone are not read here, and their reservations end. A
-        # host that is read without a reservation has a row that no longer counts.
+        # Reserved hosts that are down, locked or gone are not read here, and their reservations end. A host that is
+        # read without a reservation has a row that no longer counts.
         hosts = self._hosts(reserved)
         to_end = policy.ended(hosts.values(), demands) | (reserved - hosts.keys())
         draining = [host for host_id, host in hosts.items() if host_id not in to_end]

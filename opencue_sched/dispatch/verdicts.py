@@ -213,8 +213,8 @@ class VerdictLog:
         return tuple(sorted(found, key=lambda recorded: recorded.at, reverse=True))
 
     def failed_commits(self, cluster_keys: Iterable[str]) -> list[FailedCommits]:
-        """Those of the clusters whose last two commits or more all failed, the one that fails longest first. One round
-        trip. Raises RedisError."""
+        """Which of these clusters had their last two commits or more all fail; the cluster that fails longest comes
+        first. One round trip. Raises RedisError."""
         asked = list(cluster_keys)
         with self._client.pipeline(transaction=False) as pipeline:
             for cluster_key in asked:
@@ -439,7 +439,7 @@ def after_booking(
 
 
 def not_launchable(verdicts: Iterable[LayerVerdict], reasons: Mapping[str, str]) -> tuple[LayerVerdict, ...]:
-    """The verdicts, of which those of the layers that cannot be launched (layer id -> why) say so."""
+    """The verdicts, with FAILED and why for the layers that cannot be launched (``reasons``: layer id -> why)."""
     return tuple(
         replace(verdict, verdict=Verdict.FAILED, frames=0, waiting=verdict.waiting + verdict.frames, detail=why)
         if (why := reasons.get(verdict.layer_id)) is not None

@@ -386,7 +386,7 @@ class Backlog:
             return {layer_id for layer_id in layer_ids if layer_id in self._entries or layer_id in self._bad}
 
     def shows_of(self, layer_ids: Collection[str]) -> set[str]:
-        """The shows of those of these layers that wait."""
+        """The shows of these layers, without the layers that do not wait."""
         with self._lock:
             return {self._entries[layer_id].job.show_id for layer_id in layer_ids if layer_id in self._entries}
 

@@ -4,8 +4,9 @@ Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is give
 of its size goes on with its next layer (`policies.order`): the caps first, then a host, and on it as many frames as
 fit. Layers of a show come in the order of the snapshot.
 
-What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
-this plan is being booked, and never on the same cores. Once the outcome is known, the caller settles it there.
+What the plan takes from a host counts as taken in the pool, so other passes of the process plan on the rest of the host
+while this plan is being booked, and never on the same cores. Once the outcome of a proc is known, the caller settles
+the proc in the pool.
 """
 
 from __future__ import annotations
