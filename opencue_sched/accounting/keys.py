@@ -220,7 +220,7 @@ def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps 
     kind = VertexKind(key.split(":", 2)[1])
     machines = None
     if kind is VertexKind.LIMIT and not isinstance(values, Exception):
-        *values, machines = values  # absent of a limit that an older worker seeded, empty of one that counts frames
+        *values, machines = values  # None where an older worker seeded the limit, empty where the limit counts frames
     if isinstance(values, Exception) or None in values[2:]:
         return None
     try:

@@ -187,8 +187,8 @@ class Ledger:
     def cores_in_use(self, subscriptions: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
         """Whole cores booked under each subscription (show id, allocation id): one round trip, whatever their number.
 
-        None are in use of one that was never seeded; a damaged counter, which the next recompute puts right, counts as
-        nothing here, and still refuses bookings.
+        A subscription that was never seeded has 0 in use. A damaged counter counts as 0 here, and still refuses
+        bookings; the next recompute puts the counter right.
         """
         listed = list(subscriptions)
         with self.client.pipeline(transaction=False) as pipe:

@@ -92,7 +92,7 @@ class JobControl:
         return replace(self._change(reason, job_id=job_id, looks=_MOST_LOOKS, note=of_frames), finished=finished)
 
     def kill_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:
-        """End those of the frames that run, which wait again. Frames that do not run are left alone."""
+        """End the runs of these frames, which then wait again. Frames that do not run are left alone."""
         return self._change(reason, frame_ids, note=note)
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str, note: Note = no_note) -> FramesChanged:

@@ -245,8 +245,8 @@ def follow(
 
 
 def _raise_memory(connection: Connection, failed: Sequence[procs.Run], settings: Release) -> frozenset[str]:
-    """After memory failures the memory that each frame asks for grows, and that of a layer with enough of them; the
-    layers whose frames failed."""
+    """Raise the memory that frames ask for which failed for want of it, and that of a layer with enough such frames.
+    Returns the layers (ids) whose frames failed."""
     if failed:
         frames_to_raise = settings.frames_to_raise_a_layer
         frames, layers = frame_memory.ask_for_more(connection, failed, frames_to_raise=frames_to_raise)
@@ -267,8 +267,8 @@ def _peaks(stopped: Collection[ChangedFrame], starved: Collection[str]) -> dict[
 
 
 MOST_TOGETHER = 256
-"""Runs ended in one transaction, whose locks booking and reports wait for: a tenth of a second. So many only end
-together where they come faster than a few at a time are committed; what each costs falls with their number."""
+"""The most runs ended in one transaction, which takes a tenth of a second: booking and reports wait for its locks. So
+many end together only where they come faster than a few at a time are committed; each costs less the more they are."""
 
 
 @dataclass(frozen=True, slots=True)

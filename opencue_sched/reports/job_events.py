@@ -179,7 +179,7 @@ class _Lane:
     Used by the thread of send_events alone; the threads of attempts know only their event."""
 
     again: bool
-    """Whether the lane is that of events that were tried before."""
+    """Whether the lane has the events that were tried before."""
     times: SendTimes
     attempts: list[_Attempt] = field(default_factory=list)
     """The attempts that were under way at the last look, those that hang among them."""

@@ -89,7 +89,7 @@ class _Table:
 
 
 def refresh_tables(engine: Engine, show_ids: Collection[str], *, as_cuebot: bool = False) -> dict[str, int]:
-    """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table.
+    """Refresh the five tables for the managed shows among ``show_ids``. Returns the rows written per table.
 
     ``as_cuebot``: refresh them for the shows that are not managed (any more), too, and count local procs as Cuebot
     does. A Cuebot may write the same rows meanwhile: it changes a proc and the tables in one transaction, and rows are

@@ -104,7 +104,7 @@ _WRONG_IDLE = f"""
     CROSS JOIN LATERAL (
         SELECT {HELD} FROM proc WHERE proc.pk_host = host.pk_host
     ) used
-"""  # noqa: S608
+"""  # noqa: S608 - only our own constants
 
 RULES = {
     Invariant.WITHIN_CAPS: _OVER_CAP,

@@ -376,7 +376,8 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
-    """Lock those of these counters that no other transaction has locked; returns the ids of their layers and jobs."""
+    """Lock the counters of these layers and jobs that no other transaction has locked, without waiting. Returns the ids
+    of the layers and jobs whose counters were locked."""
     parameters = {"layers": texts(layer_ids), "jobs": texts(job_ids)}
     return frozenset(connection.execute(_LOCK_FREE_STATS, parameters).scalars())
 

@@ -46,8 +46,11 @@ def add_comment(
     message: str,
     comment_id: str | None = None,
 ) -> None:
-    """Add the same comment to each of these jobs or hosts; rows that are gone get none. With a ``comment_id``, of one
-    row, a comment of that id is changed."""
+    """Add the same comment to each of these jobs or hosts; rows that are gone get none.
+
+    ``comment_id`` is the id that the comment of a single row gets. Where a comment has the id, its subject and message
+    are written over. Longer texts are cut to what the columns hold.
+    """
     wanted = {"ids": sorted(ids), "user": user[:USER_WIDTH]}
     texts = {"comment": comment_id, "subject": subject[:SUBJECT_WIDTH], "message": message[:MESSAGE_WIDTH]}
     connection.execute(text(_LOCK.format(table=table)), {"ids": wanted["ids"]})

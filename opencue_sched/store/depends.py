@@ -67,7 +67,7 @@ _LOCK_DEPENDENTS = text(
     f"""
     WITH {_NAMED}, {_DEPENDENTS}
     SELECT pk_frame FROM frame WHERE pk_frame IN (SELECT pk_frame FROM dependents) ORDER BY pk_frame FOR NO KEY UPDATE
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # Take these dependencies off the counts of the frames that wait for them.
 _LOWER_COUNTS = text(
@@ -77,7 +77,7 @@ _LOWER_COUNTS = text(
     UPDATE frame SET int_depend_count = greatest(0, frame.int_depend_count - less.satisfied)
       FROM less WHERE frame.pk_frame = less.pk_frame
     RETURNING frame.str_state
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # Close dependencies that group others once none of these is open.
 _CLOSE_CONTAINERS = text(
@@ -100,7 +100,7 @@ _COMPLETE = text(
     SELECT 'job', job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
      WHERE job.pk_job = ANY(CAST(:ended_jobs AS varchar[])) AND job.str_state = 'PENDING'
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # Finish those of these jobs that are pending.
 _FINISH_JOBS = text(
@@ -171,7 +171,7 @@ _REACTIVATE = text(
     more AS (SELECT frame.pk_frame, count(*) AS waits_for FROM again {_WAITED} GROUP BY frame.pk_frame)
     UPDATE frame SET int_depend_count = int_depend_count + more.waits_for
       FROM more WHERE frame.pk_frame = more.pk_frame
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # The layers and jobs of frames that would wait again.
 _REACTIVATED_AFFECTS = text(
@@ -191,7 +191,7 @@ STUCK_JOBS = text(
        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
                           AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
      LIMIT :limit
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 """PENDING jobs, a minute old or more, whose every frame is SUCCEEDED or EATEN."""
 STUCK_DEPENDS = text(
@@ -218,7 +218,7 @@ STUCK_DEPENDS = text(
       WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
         AND frame.str_state = ANY(CAST(:done AS varchar[]))
       LIMIT :limit)
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 """Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
 
@@ -327,9 +327,9 @@ def counters_of_reactivation(connection: Connection, frames: Collection[str], la
 
 
 def reactivate_depends(connection: Connection, frames: Collection[str], layers: Collection[str]) -> None:
-    """Have frames wait again that waited for these frames and layers, which are to render again.
+    """Make the dependencies on these frames and layers active again, since these are to render again.
 
-    Only FRAME_ON_FRAME and LAYER_ON_LAYER dependencies are made active again, as by Cuebot. The triggers turn
+    Only those of types FRAME_ON_FRAME and LAYER_ON_LAYER, as Cuebot does. The triggers turn
     dependents that are not running to DEPEND.
     """
     connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.procs import Run
 
 BREAKING_JOBS = 3
-"""Of how many jobs frames must have failed on a host within the last hour for the host to be named."""
+"""The fewest jobs whose frames failed on a host within the last hour for the host to be named."""
 
 # Notes failed runs, and deletes some that are a day old on this occasion.
 _NOTE = text(

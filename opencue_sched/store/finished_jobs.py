@@ -107,7 +107,7 @@ def delete_frames(connection: Connection, job_ids: Collection[str], *, most: int
 
 
 def delete_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """Delete those of these jobs that have no frames any more. Returns their ids."""
+    """Delete the jobs among these that have no frames any more. Returns the ids of the deleted jobs."""
     return list(connection.execute(_DELETE_JOBS, {"jobs": list(job_ids)}).scalars())
 
 

@@ -68,7 +68,7 @@ _ASK_AFTER_FAILURES = text(
     RETURNING pk_frame, memory_kb
     """  # noqa: S608 - only our own constant
 )
-# Of these frames, those that used more memory than their layer asks for, and than they ask for themselves.
+# The frames among these that used more memory than their layer asks for, and than they ask for themselves.
 _ABOVE_THEIR_MEMORY = text(
     """
     SELECT used.frame, layer.pk_layer AS layer, used.peak

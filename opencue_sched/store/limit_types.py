@@ -47,9 +47,10 @@ _TERMS = f"""
 
 TERMS = f"CROSS JOIN LATERAL ({_TERMS}) AS terms"
 """A join for limit_record that adds how a limit counts: ``counts_machines``, ``reported_at`` (NULL: never),
-``machines`` (NULL of a limit of frames), ``frames`` (NULL of a limit of machines, and of one that is nothing but its
-maximum), ``opens_at`` (when its report is too old, in epoch seconds; NULL: never) and ``terms``: all that decides how
-it counts, as a text that is another after each change; empty for a limit of frames that is nothing but its maximum."""
+``machines`` (NULL where the limit counts frames), ``frames`` (NULL where the limit counts machines, or is nothing but
+its maximum), ``opens_at`` (when the report of the limit is too old, in epoch seconds; NULL: never) and ``terms``: all
+that decides how the limit counts, as a text that is another after each change; empty for a limit of frames that is
+nothing but its maximum."""
 
 NAME_ON_HOST = """
     CASE WHEN {name} ~ '^[0-9.]+$' OR {name} LIKE '%:%' THEN lower(btrim({name}))

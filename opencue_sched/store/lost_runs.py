@@ -53,7 +53,7 @@ _HEARING = text(
            count(*) FILTER (WHERE ts_ping < current_timestamp - CAST(:after AS float8) * interval '1 second') AS silent,
            CAST(extract(epoch FROM current_timestamp - pg_postmaster_start_time()) AS float8) AS database_age
       FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host WHERE str_state = 'UP' AND {HOST_IN_SCOPE}
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # Mark silent hosts DOWN; hosts that another transaction has locked are left to the next time.
 _MARK_DOWN = text(
@@ -65,7 +65,7 @@ _MARK_DOWN = text(
          ORDER BY host_stat.pk_host FOR NO KEY UPDATE OF host_stat SKIP LOCKED)
     UPDATE host_stat SET str_state = 'DOWN' FROM silent WHERE host_stat.pk_host = silent.pk_host
     RETURNING host_stat.pk_host
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 # Two reports of its host in a row have not named the proc: silence alone may mean that the service that takes the
 # reports was away.
@@ -98,7 +98,7 @@ _LOST_RUNS = text(
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
     ) lost ORDER BY random() LIMIT :limit
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 )
 
 

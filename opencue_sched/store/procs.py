@@ -110,7 +110,7 @@ RESTORED_HOSTS = f"""
       CROSS JOIN LATERAL (
             SELECT {HELD} FROM proc WHERE proc.pk_host = back.host_id) held
      WHERE {same_key("host.pk_host", "back.host_id")}
-"""  # noqa: S608
+"""  # noqa: S608 - only our own constants
 """What `restore_hosts` does; its parameters are those of `restored`."""
 _RESTORE_HOSTS = text(RESTORED_HOSTS)
 
@@ -129,7 +129,7 @@ def _decrement(table: str, owner: str) -> TextClause:
         UPDATE {table} SET int_cores = greatest(0, {table}.int_cores - locked.cores),
                            int_gpus = greatest(0, {table}.int_gpus - locked.gpus)
           FROM locked WHERE {table}.pk_{table} = locked.id
-        """  # noqa: S608
+        """  # noqa: S608 - only our own constants
     )
 
 

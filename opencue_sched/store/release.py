@@ -82,7 +82,7 @@ def _add_usage(table: str, *, more: str = "") -> str:
                int_frame_fail_count = int_frame_fail_count + sums.bad,
                int_clock_time_high = greatest(int_clock_time_high, sums.high){more}
           FROM sums WHERE {same_key(f"{table}_usage.pk_{table}", f"sums.{table}")}
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constants
 
 
 _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
@@ -114,7 +114,7 @@ _USAGE = f"""
                       AND (layer_mem.int_max_rss < sums.rss) IS TRUE)
     UPDATE job_mem SET int_max_rss = sums.rss
       FROM sums WHERE {same_key("job_mem.pk_job", "sums.job")} AND (job_mem.int_max_rss < sums.rss) IS TRUE
-"""  # noqa: S608
+"""  # noqa: S608 - only our own constants
 # Adds the runs that succeeded and failed to the figures of their shows. Every run that ends in a show locks that one
 # row, in order where there are several: a loop over what is sorted looks them up and locks them one by one.
 _SHOWS = f"""

@@ -139,7 +139,7 @@ def _raising(table: str) -> TextClause:
         UPDATE {table}_mem SET int_max_rss = greatest(int_max_rss, locked.rss),
                                int_max_pss = greatest(int_max_pss, locked.pss)
           FROM locked WHERE {same_key(f"{table}_mem.pk_{table}", "locked.id")}
-        """  # noqa: S608
+        """  # noqa: S608 - only our own constants
     )
 
 

@@ -1,7 +1,8 @@
-"""What host reports make of hosts: rows, statistics, states, tags and sizes.
+"""Statements by which the reports of hosts find, make and change rows of hosts, and write their statistics.
 
-Only a boot, another size, lock or state and the rare reconciliation wait for the host row, which booking needs;
-everything else writes host_stat, of many hosts at once.
+Booking locks rows of table host. So a regular report writes only host_stat, for many hosts at once, and leaves out the
+rows that are locked; a reconciliation leaves out locked rows, too. Rows of table host are waited for only where a host
+is new, has booted, takes another name, or reports another size or other locked cores.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from opencue_sched.store.procs import HELD
 from opencue_sched.store.shows import insert_row
 
 LOCK_SECONDS = 2
-"""How long the report of a host waits for a row that another transaction has locked: other reports wait behind it."""
+"""How long the report of a host waits for a row that another transaction has locked. Other reports wait behind it."""
 # Have statements of this transaction wait for a lock no longer than ``:time``.
 _WAIT_BRIEFLY = text("SELECT set_config('lock_timeout', :time, true)")
 _REPORTED = (
     "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
 )
-# What a report is compared with: the host, its locked cores, whether anything runs on it, whether it has our comment.
+# What a report is compared with: the host, its locked cores, whether anything runs there, and whether the host has the
+# comment of mark_full_temp.
 _HOST = f"""
     SELECT found.place, host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state,
            host_stat.str_state AS state, host.str_lock_source AS lock_source,
@@ -44,8 +46,9 @@ _HOST = f"""
       JOIN {row_of("host_stat", "host_stat", "pk_host = host.pk_host")} ON true
       JOIN {row_of("alloc", "alloc", "pk_alloc = host.pk_alloc")} ON true
 """  # noqa: S608 - only our own constants
-# The hosts that report under names: by full name, else by name. Whether there is a full name is asked so that no index
-# serves, by which PostgreSQL would find all hosts that have none.
+# The hosts that report under names. The full name is looked for first; else the host's own name, which is the full name
+# or, on a host without a full name, the short one. "(str_fqdn IS NULL) IS TRUE" is a condition that no index serves: by
+# the index of a plain "str_fqdn IS NULL" PostgreSQL would read all hosts without a full name.
 _FIND_HOSTS = prepared(
     f"""
     {BY_KEYS}
@@ -129,9 +132,9 @@ _UPDATE_HOST_STATS = prepared(
     RETURNING host_stat.pk_host
     """  # noqa: S608 - only our own constants
 )
-# Lock a host, and read its idle memory.
-_LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
-# Lock those of these hosts that nobody has locked.
+# Lock the row of a host.
+_LOCK_HOST = text("SELECT pk_host FROM host WHERE pk_host = :host FOR NO KEY UPDATE")
+# Lock the rows of these hosts that no transaction has locked.
 _LOCK_FREE_HOSTS = text(
     f"""
     {AS_WRITTEN}
@@ -148,7 +151,7 @@ _RESIZE_HOST = text(
      WHERE pk_host = :host AND (:boot OR NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host))
     """
 )
-# Set the idle amounts of hosts to what their procs leave, where they differ; the hosts that were set.
+# Set what hosts have idle to what their procs leave of the totals, and return the hosts where that was another amount.
 _RECONCILE_HOSTS = text(
     f"""
     UPDATE host
@@ -162,9 +165,20 @@ _RECONCILE_HOSTS = text(
            (greatest(0, int_cores - used.cores), greatest(0, int_mem - used.memory),
             greatest(0, int_gpus - used.gpus), greatest(0, int_gpu_mem - used.gpu_memory))
     RETURNING host.pk_host
-    """  # noqa: S608
+    """  # noqa: S608 - only our own constant
+)
+# Set how many cores of a host are locked: none are no row.
+_SET_LOCKED_CORES = (
+    text("DELETE FROM opencue_sched_locked_cores WHERE pk_host = :host AND :centicores = 0"),
+    text(
+        """
+        INSERT INTO opencue_sched_locked_cores (pk_host, centicores) SELECT :host, :centicores WHERE :centicores > 0
+        ON CONFLICT (pk_host) DO UPDATE SET centicores = excluded.centicores
+        """
+    ),
 )
 _FULL_TEMP = {"user": "opencue-sched", "subject": "temporary directory full"}
+"""What the comment of mark_full_temp is found by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +186,7 @@ class HostSize:
     """What a host offers. Centicores, KB."""
 
     procs: int
-    """How many processors the machine has."""
+    """How many processors (sockets) the machine has; no procs in OpenCue's sense."""
     centicores: int
     memory_kb: int
     gpus: int
@@ -182,18 +196,24 @@ class HostSize:
 
 
 HostRow = Row[Any]
-"""A host as the database has it, with the columns of HostSize. ``pinged_at``: when its last report came. ``busy``: it
-has procs. ``marked``: it has the note of `mark_full_temp`; only a REPAIR with that note ends by itself."""
+"""A host as the database has it: ``id``, ``name``, ``lock_state``, ``lock_source``, ``state``, ``locked_centicores``,
+``alloc_tag`` and the fields of HostSize.
+
+``pinged_at``: when the last report of the host came. ``busy``: whether the host has procs. ``marked``: whether the host
+has the comment of `mark_full_temp`. Only a REPAIR with that comment ends by a report."""
 
 
 def wait_briefly(connection: Connection) -> None:
-    """Have statements of this transaction fail that wait longer than LOCK_SECONDS for a locked row."""
+    """Bound how long each statement of this transaction waits for a locked row: after LOCK_SECONDS the statement raises
+    OperationalError."""
     connection.execute(_WAIT_BRIEFLY, {"time": f"{LOCK_SECONDS}s"})
 
 
 def find_hosts(connection: Connection, names: Sequence[tuple[str, str]]) -> list[HostRow | None]:
-    """The hosts that report under these (full name, short name): by full name, else by name, and if there is none
-    without regard to case."""
+    """The hosts that report under these (full name, short name), in their order; None where there is none.
+
+    A host is looked for by its full name, then by the name of its row, and at last by both without regard to case.
+    """
     found: dict[int, HostRow] = {}
     for statement in (_FIND_HOSTS, _FIND_HOSTS_IN_ANY_CASE):
         left = [place for place in range(len(names)) if place not in found]
@@ -205,24 +225,26 @@ def find_hosts(connection: Connection, names: Sequence[tuple[str, str]]) -> list
 
 
 def find_namesake(connection: Connection, short_name: str) -> Row[Any] | None:
-    """The ``name`` and ``full_name`` of the host with that short name, in any case."""
+    """The ``name`` and ``full_name`` of the host with that short name, in any case; None without such a host."""
     return connection.execute(_FIND_NAMESAKE, {"short": short_name}).one_or_none()
 
 
 def take_over_host(connection: Connection, short_name: str, full_name: str, *, silent: float) -> Row[Any] | None:
-    """Have the host with that short name, if it has not reported for ``silent`` seconds, go on under another full name;
-    its ``name``, and the full name it had ``before``."""
+    """Give the row of a host that has not reported for ``silent`` seconds to the machine of the same short name that
+    reports now, by its full name. Returns the row's ``name`` and the full name ``before``; None where no row has that
+    name, or its host is not silent."""
     wanted = {"short": short_name, "full_name": full_name, "silent": silent}
     return connection.execute(_TAKE_OVER, wanted).one_or_none()
 
 
 def find_alloc(connection: Connection, facility: str, tags: Sequence[str]) -> Row[Any] | None:
-    """Id and tag of the first tag that names an allocation of the facility, else of the default allocation."""
+    """The allocation (``pk_alloc``, ``str_tag``) of the facility that the first of these tags names which names any;
+    else the default allocation. None without either."""
     return connection.execute(_FIND_ALLOC, {"facility": facility, "tags": list(tags)}).first()
 
 
 def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, *, nimby: bool) -> str | None:
-    """A new host, OPEN and UP, of no size yet; its id, or None when the name is taken."""
+    """Make a host, OPEN and UP, of no size yet. Returns the host's id, or None when the name is taken."""
     mode = ThreadMode.ALL if nimby else ThreadMode.AUTO
     row = {"pk_alloc": alloc_id, "str_name": name, "str_fqdn": fqdn, "str_lock_state": "OPEN"}
     host_id: str | None = insert_row(connection, "host", **row, int_thread_mode=mode.value)
@@ -232,18 +254,22 @@ def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, *, 
 
 
 def update_statuses(connection: Connection, statuses: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    """Write the host_stat of hosts (by id) and let ts_ping become now; which of them were written, and not locked by
-    somebody else. The keys of a status are the names in the statement: KB, ``load`` is load average x 100,
-    ``boot_time`` an epoch."""
+    """Write the host_stat rows of hosts (by id), with the present time as ts_ping. Returns the hosts that were written;
+    a row that another transaction has locked is left to the next report.
+
+    The keys of a status are the columns of ``status`` in _UPDATE_HOST_STATS but ``host``. Amounts are KB, ``load`` is
+    the load average times 100, ``boot_time`` epoch seconds.
+    """
     rows = json.dumps([{"host": host_id, **status} for host_id, status in statuses.items()])
     return frozenset(connection.execute(_UPDATE_HOST_STATS, {"rows": rows}).scalars())
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: bool) -> None:
-    """Set the totals of a host, and what its procs leave of them as idle.
+    """Set the totals of a host, and as idle what its procs leave of the totals.
 
-    While the host has procs nothing is changed: the first report after their end does it. Only after a ``boot`` it is
-    done at once. The procs then have no process there, and while they are released others would come in their place.
+    While the host has procs, its totals stay: the first report after their end changes them. After a ``boot`` they are
+    set at once. The procs have no process there any more, and others may be booked before all of these are released:
+    the host might never be without procs.
     """
     # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
@@ -252,38 +278,30 @@ def resize_host(connection: Connection, host_id: str, size: HostSize, *, boot: b
 
 
 def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
-    """Lock those of these host rows that no other transaction has locked; returns their ids."""
+    """Lock the rows of these hosts that no other transaction has locked, without waiting. Returns their hosts' ids."""
     return list(connection.execute(_LOCK_FREE_HOSTS, {"hosts": texts(host_ids)}).scalars())
 
 
 def reconcile_hosts(connection: Connection, host_ids: Collection[str]) -> list[str]:
-    """Set idle to total minus the procs, in the order lock, read, write, but for hosts that another transaction has
-    locked. Returns the hosts where it was wrong."""
+    """Set what hosts have idle to their totals minus their procs. Returns the ids of the hosts where it was wrong.
+
+    Hosts whose rows another transaction has locked are left out.
+    """
+    # The procs are read after the lock: until the end of this transaction no booking adds any.
     locked = lock_free_hosts(connection, host_ids)
     return list(connection.execute(_RECONCILE_HOSTS, {"hosts": texts(locked)}).scalars())
 
 
-_LOCK_CORES = (
-    text("DELETE FROM opencue_sched_locked_cores WHERE pk_host = :host AND :centicores = 0"),
-    text(
-        """
-        INSERT INTO opencue_sched_locked_cores (pk_host, centicores) SELECT :host, :centicores WHERE :centicores > 0
-        ON CONFLICT (pk_host) DO UPDATE SET centicores = excluded.centicores
-        """
-    ),
-)
-
-
 def lock_cores(connection: Connection, host_id: str, centicores: int) -> None:
-    """Note how many centicores are locked on a host's RQD. Commits of bookings there wait for this transaction, and
-    then see the number."""
+    """Set how many centicores of a host its RQD has locked, which nothing is booked on. A commit of bookings there
+    waits for the end of this transaction, and then reads the number."""
     connection.execute(_LOCK_HOST, {"host": host_id})
-    for statement in _LOCK_CORES:
+    for statement in _SET_LOCKED_CORES:
         connection.execute(statement, {"host": host_id, "centicores": centicores})
 
 
 def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:
-    """Note on the host, as Cuebot does, that its temporary directory is full; None removes the note."""
+    """Comment on the host, as Cuebot does, that its temporary directory is full. None removes the comment."""
     if message is None:
         drop_comments(connection, "host", host_id, **_FULL_TEMP)
     else:
