@@ -1,4 +1,4 @@
-"""The jobs that a command changes: those that are named, or all pending ones that a filter finds. A comment on each job
+"""The jobs that a command changes: the jobs it names, or all pending jobs that a filter finds. A comment on each job
 says who changed it, and why."""
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callable[[Body], Body]:
-    """Give a command of `Commands.on_farm` jobs by name, --show, --user and --name: its function gets ``chosen``, a
-    list of jobs that is not empty.
+    """Decorate the function of a command (`Commands.on_farm`), so that the command takes names of jobs, or --show,
+    --user and --name. The function gets ``chosen``, a list of jobs that is not empty.
 
-    Jobs that a filter found are listed in ``columns``, and a person has to agree to "``verb`` 12 jobs?", unless --yes
-    is given; of jobs that were named that is asked only where the command ``asks``.
+    Jobs that a filter found are listed in ``columns``, and a person has to agree to "``verb`` 12 jobs?". Jobs that the
+    command names need that agreement only with ``asks``. With --yes nothing is asked.
     """
 
     def decorate(function: Body) -> Body:
@@ -53,7 +53,8 @@ def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callabl
             **given: Any,
         ) -> Done:
             filtered = any(word is not None for word in (show, user, part))
-            # An empty part, of a variable that a script has not set, say, would be in the name of every job.
+            # Names or a filter, not both. An empty text comes from a variable that a script has not set; every job has
+            # an empty part in its name.
             if filtered == bool(chosen) or "" in (user, part):
                 raise click.UsageError("name jobs, or choose them by --show, --user or --name")
             if filtered:
@@ -69,7 +70,8 @@ def choosing_jobs(verb: str, columns: Columns, *, asks: bool = False) -> Callabl
 
 
 def _found(engine: Engine, columns: Columns, **wanted: Any) -> list[NamedRow]:
-    """The pending jobs that a filter finds, listed on standard error. Raises InvalidInput where there are none."""
+    """Find the pending jobs that pass a filter, and list them on standard error. Raises InvalidInput where there are
+    none."""
     found = ask(engine, jobs.list_jobs, state=JobState.PENDING.value, **wanted)
     if not found:
         raise InvalidInput("no pending job is chosen so; `opencue-sched job list` takes the same options")
@@ -81,23 +83,27 @@ def _found(engine: Engine, columns: Columns, **wanted: Any) -> list[NamedRow]:
 def comment_on_jobs(
     connection: Connection, job_ids: Sequence[str], did: str, reason: str | None, *, comment_id: str | None = None
 ) -> None:
-    """Write on jobs what the person who runs this command did to them, as a comment that Cuebot's tools show, too. With
-    a ``comment_id``, of one job, a comment of that id is changed."""
+    """Write a comment on jobs: who runs this command, what that person ``did`` ("3 frames killed") and why. Cuebot's
+    tools show the comment, too.
+
+    ``comment_id`` is the id that the comment of a single job gets; a comment that has the id is written over.
+    """
     user, message = current_user() or NOBODY, who_and_why(did, reason)
     add_comment(connection, "job", job_ids, user=user, subject=did, message=message, comment_id=comment_id)
 
 
-def commenting(job_id: str, verb: str, reason: str | None, *, of_frames: bool = True) -> Note:
-    """A Note that writes one comment on a job, in each transaction that changes frames of the job, or (not
-    ``of_frames``) the job as a whole: nothing is changed without the comment.
+def commenting(job_id: str, done: str, reason: str | None, *, of_frames: bool = True) -> Note:
+    """A Note that writes what was ``done`` ("killed") as a comment on a job, in the transaction that does it: nothing
+    is changed without the comment.
 
-    Each transaction writes the comment anew with all frames that were changed so far, so a transaction that is rolled
-    back leaves no trace in it.
+    The comment counts the frames that were changed; without ``of_frames`` it speaks of the job as a whole. There is one
+    comment however many transactions there are. Each writes it anew, with all frames changed so far (which the caller
+    of a Note gives), so a transaction that is rolled back leaves no trace in it.
     """
     comment_id = str(uuid.uuid4())
 
     def note(connection: Connection, frame_ids: Collection[str]) -> None:
-        did = f"{plural(len(set(frame_ids)), 'frame')} {verb}" if of_frames else verb
+        did = f"{plural(len(set(frame_ids)), 'frame')} {done}" if of_frames else done
         comment_on_jobs(connection, [job_id], did, reason, comment_id=comment_id)
 
     return note

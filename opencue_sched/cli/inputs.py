@@ -196,9 +196,9 @@ _Decorator = Callable[[Body], click.Command]
 class Commands(click.Group):
     """A group whose commands answer what is to be printed, as a table or lines, or with --json as a document.
 
-    A command is declared with the words of an example for its help, the first of which is its name; the group's example
-    is that of its first. Of names that it is given (`NameOf`), the function of one that works on the database gets the
-    rows.
+    A command is declared with the words of an example for its help, the first of which is its name. The group's example
+    is that of its first command. The function of a command that works on the database gets the rows of the names that
+    the command is given (`NameOf`).
     """
 
     def __init__(self, words: str, does: str = "") -> None:
@@ -258,7 +258,7 @@ class Commands(click.Group):
 
 
 def _rows_of_names(connection: Connection, given: dict[str, Any]) -> dict[str, Any]:
-    """The rows of what parameters name, by parameter; of one that is not given, none."""
+    """The rows that parameters name, by parameter. A parameter that is not given is missing."""
     rows: dict[str, Any] = {}
     for parameter in click.get_current_context().command.params:
         if parameter.name and isinstance(parameter.type, NameOf) and (names := given[parameter.name]) not in (None, ()):

@@ -30,20 +30,25 @@ def asked_for_json() -> bool:
 
 
 NAME = 9
-"""The importance of a column whose value is the argument of the next command: no terminal is too narrow for it."""
+"""The importance of a column whose value is the argument of the next command: no terminal is too narrow for it. There
+is room for others between HIGH and this."""
 HIGH, LOW = 2, 0
 """The importance of a column that is left out last, and of one that is left out first."""
+_MIDDLE = 1
+"""The importance of a column that is left out between those of LOW and HIGH."""
 
 _ABBREVIATIONS = {"gpu": "GPU", "gpus": "GPUs", "id": "ID", "os": "OS", "uid": "UID"}
 """How words of a key are written in a label, where a capital letter in front is not enough."""
 _GAP = "  "
 """The spaces between two columns."""
 _WRAPPED = 24
-"""The fewest characters of a line into which a column that wraps is pressed."""
+"""The least width of a column that wraps, in characters, for some words on each line. Where less is left for the
+column, another is left out."""
 _WATCH_SECONDS = 2.0
 """The time between two lists of --watch."""
 _LINES_AROUND = 5
-"""Lines of a watched table that are not of its rows: the time, titles, and the columns that are left out."""
+"""How many lines of the terminal a watched table needs besides its rows: one for the time, one for the titles, and
+three for the note of the columns that are left out."""
 
 
 def log_warnings() -> None:
@@ -70,15 +75,16 @@ class Column:
     title: str = ""
     """The title in the table; a column without one is in JSON only."""
     read: str | Callable[[Any], Any] = ""
-    """An attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
-    attribute."""
+    """The name of an attribute (or a mapping's key) of a thing, or a function of the thing that returns the value;
+    empty: ``key`` is the name."""
     show: Callable[[Any], str] | None = None
     """Gives the table's text of a value; a value of None is an empty cell."""
-    importance: int = 1
-    """How late the column is left out of a terminal that is too narrow: LOW, 1, HIGH, or NAME for never."""
+    importance: int = _MIDDLE
+    """How late the column is left out of a terminal that is too narrow: first those of LOW, last those of HIGH, never
+    those of NAME."""
     wraps: bool = False
-    """Whether the column's text takes several lines before columns are left out for want of width. Only the last column
-    of a table may."""
+    """Whether a long text of the column is wrapped over several lines, so that fewer columns are left out. Allowed in
+    the last column of a table alone."""
 
     def value(self, thing: Any) -> Any:
         """What the column has of a thing, as JSON shows it."""
@@ -111,7 +117,8 @@ class Done:
     """What a command did or found, ready to be printed."""
 
     lines: str | Iterable[str]
-    """A line or lines for people, on standard output."""
+    """A line or lines for people, on standard output. ``nothing`` takes the place of an empty text or sequence, but not
+    of an iterator that gives no line."""
     document: Any
     """The document for scripts, with --json."""
     notes: Sequence[str] = ()
@@ -137,7 +144,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The texts of a table, with what is known of each column. Lists are by column, and no caller changes them."""
+    """The texts of a table, with what is known of each column. Columns have numbers from 0. Nobody changes a list."""
 
     titles: list[str]
     """The title of each column."""
@@ -150,10 +157,10 @@ class Table:
     shown: list[int]
     """The numbers of the columns that are shown."""
     wraps: bool
-    """Whether the last text of a line may take several lines."""
+    """Whether the last column is shown, and wraps where a row is wider than the terminal."""
 
     def line(self, texts: Sequence[str]) -> str:
-        """The line of the table that the texts of all columns make."""
+        """The line that a row makes, of the texts of all columns, without the columns that are not shown."""
         return _GAP.join(
             _pad(texts[number], self.widths[number], right=self.right[number]) for number in self.shown
         ).rstrip()
@@ -175,21 +182,26 @@ class Columns:
         return {column.key: column.value(row) for column in self._all if column.key}
 
     def listed(self, rows: Sequence[Any], noun: str = "", most: int = sys.maxsize) -> Done:
-        """What a command says that lists ``rows``; ``noun`` is what a row is, without it the first column's title.
+        """The outcome of a command that lists ``rows``: at most ``most`` of them, and a note where there are more. For
+        that note a command reads one row more than it shows.
 
-        Of more than ``most`` rows the first are shown, with a note: a command reads one more than it shows.
+        ``noun`` is what one row is called, in the singular, where there is none to list; empty: by the title of the
+        first column.
         """
         notes = [f"note: there are more than {most}; --most lists more"] if len(rows) > most else []
         lines, documents = self.lines(rows[:most]) if rows else [], [self.document(row) for row in rows[:most]]
         return Done(lines, documents, notes, nothing=f"no {noun or self._all[0].title.lower()}s")
 
     def changed(self, row: Any) -> Done:
-        """What a command says that created or changed ``row``: the row as it would be listed."""
+        """The outcome of a command that created or changed ``row``: the row as it would be listed."""
         return Done(self.lines([row]), self.document(row))
 
     def shown(self, row: Any, key: str = "", its: Sequence[Any] = (), its_columns: Columns | None = None) -> Done:
-        """What a command says that shows ``row``: a line for each column with a value, then a table of the rows that
-        belong to the row: ``its``, with ``its_columns``. The JSON object of the row has ``its`` under ``key``."""
+        """The outcome of a command that shows ``row``: a line for each column with a value.
+
+        ``its`` are the rows that belong to the row, such as the layers of a job, and ``its_columns`` are their columns.
+        A table of them follows the lines; the JSON object of the row has them under ``key``.
+        """
         known = {column.label: text.splitlines() for column in self._all if (text := column.cell(column.value(row)))}
         width = max(map(cell_len, known))
         lines = [
@@ -203,8 +215,8 @@ class Columns:
         return Done([*lines, "", *its_columns.lines(its)] if its else lines, document)
 
     def watch(self, find: Callable[[int], Sequence[Any]]) -> None:
-        """List rows anew every two seconds, until Ctrl-C. ``find`` is called with the number of rows that fit on the
-        terminal, and returns them."""
+        """List rows anew every two seconds, until Ctrl-C. ``find`` gets the number of rows that fit on the terminal,
+        and returns the rows. Raises UsageError where standard output is no terminal."""
         if not sys.stdout.isatty():
             raise click.UsageError("--watch needs a terminal")
         from rich.text import Text
@@ -219,15 +231,18 @@ class Columns:
         live(pictures, screen=True)
 
     def lines(self, rows: Sequence[Any]) -> Iterator[str]:
-        """The lines of a table, columns of numbers aligned to the right. A terminal gets the columns that fit, with no
-        cell cut, and the titles of those that do not; a pipe gets all."""
+        """The lines of a table, with columns of numbers aligned to the right.
+
+        A terminal gets the columns that fit, no cell cut, and a line with the titles of the other columns. A pipe gets
+        all columns.
+        """
         width = _terminal_width() if sys.stdout.isatty() else None
         table = self.lay_out(rows, width)
         yield click.style(table.line(table.titles), bold=True)
-        before = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
+        indent = _GAP.join(" " * table.widths[number] for number in table.shown[:-1]) + _GAP
         for line in map(table.line, table.cells):
             if width is not None and table.wraps and cell_len(line) > width:
-                yield from textwrap.wrap(line, width, subsequent_indent=before, break_on_hyphens=False)
+                yield from textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
             else:
                 yield line
         if left_out := [title for number, title in enumerate(table.titles) if number not in table.shown]:
@@ -235,19 +250,21 @@ class Columns:
             yield click.style(click.wrap_text(note, _terminal_width()), dim=True)
 
     def lay_out(self, rows: Sequence[Any], width: int | None) -> Table:
-        """The table of the columns that have a title and fit into ``width`` characters, or of all that have a title
-        where ``width`` is None. A column that wraps needs 24 characters."""
+        """The table of the columns that have a title and fit into ``width`` characters; None: of all that have a title.
+        A column that wraps fits where _WRAPPED characters are left for it."""
         columns = self._titled
         values = [[column.value(row) for column in columns] for row in rows]
         cells = [[_one_line(column.cell(value)) for column, value in zip(columns, row, strict=True)] for row in values]
         widths = [max(map(cell_len, (column.title, *texts))) for column, *texts in zip(columns, *cells, strict=True)]
         right = [any(type(row[number]) in (int, float) for row in values) for number in range(len(columns))]
+        # No gap follows the last column.
         shown = list(range(len(columns))) if width is None else self._fit(cells, widths, width + len(_GAP))
         wraps = columns[-1].wraps and shown[-1] == len(columns) - 1
         return Table([column.title for column in columns], cells, widths, right, shown, wraps)
 
     def _fit(self, cells: list[list[str]], widths: list[int], room: int) -> list[int]:
-        """The numbers of the columns that fit into ``room`` characters, with the gap after each."""
+        """The numbers of the columns that fit into ``room`` characters, each with the gap after it. Where not all fit,
+        those without any value go first, then those of the least importance, from the right."""
         least = [
             len(_GAP) + (min(width, _WRAPPED) if column.wraps else width)
             for column, width in zip(self._titled, widths, strict=True)
@@ -315,7 +332,7 @@ def live(pictures: Callable[[Console], Iterable[RenderableType]], *, screen: boo
 
 
 def cores(centicores: int | None) -> float | None:
-    """The cores that some centicores of the database are. 0, and -1 for a cap that is none, stay as they are."""
+    """The cores that an amount of centicores in the database is. 0, None and -1 (no cap) stay as they are."""
     if centicores is None or centicores <= 0:
         return centicores
     value = centicores / CENTICORES_PER_CORE
@@ -328,7 +345,7 @@ def in_cores(attribute: str) -> Callable[[Any], float | None]:
 
 
 def cap_text(value: float | None) -> str:
-    """The text of a cap; one of 0 or below is no cap."""
+    """The text of a cap: "-" where there is none, which None, 0 and anything below mean."""
     return "-" if value is None or value <= 0 else f"{value:g}"
 
 
