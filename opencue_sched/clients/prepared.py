@@ -29,8 +29,8 @@ from opencue_sched.clients.postgres_sessions import Sessions
 _OPTION = "opencue_sched_prepared"
 """The execution option of statements to prepare, and the key in a connection's ``info`` of what it has prepared."""
 _OUTDATED = ("0A000", "26000", "42P05")
-"""SQLSTATEs of a prepared statement whose answer has other types by now, of one that is not there, and of one that
-another process has prepared in the same session."""
+"""SQLSTATEs of a prepared statement that cannot be used any more: the answer has other types by now, the session does
+not have the statement, or another process has prepared a statement of the same name in the session."""
 _CAN_BE_PREPARED = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b")
 """How the statements begin that PostgreSQL prepares."""
 _PARAMETER = re.compile(r"%\((\w+)\)s")

@@ -412,7 +412,7 @@ class JobBoard(BoardScripts):
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid, delay_ms = str(uuids.uuid4()), max(0, round(delay * 1000))
-        # By the last key Redis knows a call that the client makes again because the answer was lost.
+        # The last argument: the key by which Redis knows a call that the client repeats because the answer was lost.
         arguments = (uuid, name, key or "", payload, rank, delay_ms, self.keys.call(uuid))
         uuid_on_board, fields = self.call("board_post", *arguments)
         return Job(self, Listing(str(uuid_on_board), field_map(fields)))
@@ -459,7 +459,7 @@ class JobBoard(BoardScripts):
             if left <= 0:
                 return False
             pause = min(left, longest)
-            # Of a job that becomes due, or a claim that expires, there is no event before somebody has looked.
+            # A job that becomes due, or a claim that expires, makes no event before some process calls the board.
             next_due_ms = self.counts().next_ms
             if next_due_ms >= 0:
                 pause = min(pause, next_due_ms / 1000)

@@ -45,7 +45,9 @@ def type_of(queue: str) -> str:
 
 
 QUEUE_PRIORITIES = (0, 1, 2)
+"""The priorities of messages; 0 is served first."""
 PRIORITY_SEPARATOR = ":prio:"
+"""Stands between a queue's name and a priority above 0, in the name of the list that has the messages."""
 
 
 def priority_lists(queue: QueueName | str) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def control_exchange(ns: str, facility: str | None) -> str:
 
 
 def _in_scope(name: str, facility: str | None) -> str:
-    """What is called ``name`` in the fleet of no facility, in that of ``facility``."""
+    """The name that the fleet of ``facility`` has for what the fleet without a facility calls ``name``."""
     return f"{name}.{facility.lower()}" if facility else name
 
 
@@ -110,7 +112,7 @@ def presence_index(ns: str) -> str:
 
 
 def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
-    """Hash of the figures of one queue type, in the fleet of a facility or in that of none."""
+    """Hash of the figures of one queue type, of the fleet of ``facility``; None: of the fleet without a facility."""
     key = f"{ns}:meta:queue:stats:{type_}"
     return f"{key}:{facility.lower()}" if facility else key
 

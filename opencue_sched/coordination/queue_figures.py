@@ -130,7 +130,7 @@ def queue_census(
 
 
 def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
-    """The work queues of a fleet, live instances' and those of instances that are gone.
+    """The work queues of a fleet: of its type, its groups, and its instances, gone ones too.
 
     The presence key of an instance that is gone names no facility, so the instance counts to the fleet that has its
     group.

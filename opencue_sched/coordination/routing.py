@@ -68,7 +68,7 @@ class Router:
             return self._fleet
 
     def _shared(self) -> QueueName:
-        """The queue of the group if a worker consumes it, else that of the type."""
+        """The queue of the group if a worker consumes that queue, else the queue of the type."""
         return self._group_queue if self._fixed or str(self._group_queue) in self._consumed else self._type_queue
 
     def _look(self) -> None:

@@ -530,7 +530,7 @@ def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
     )
     search = _search_of(layer)
     need, least = search.need, least_cores(search, host)
-    # Of a layer that leaves so many cores alone that the host has none for it, ``least`` is 0 or less.
+    # ``least`` is 0 or less where the layer leaves so many cores alone that the host has none for it.
     wanted_cores = least if least > 0 else host.total_cores + 1 - least
     sizes = (
         (f"cores{locked}", wanted_cores, host.total_cores, 1),

@@ -25,10 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences | None = None) -> dict[str, Any]:
-    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
+    """Everything ``opencue-sched fleet`` shows, JSON-able, times in seconds. ``fences`` as for leader_view.
 
-    Workers and beats are all of this Redis and namespace; leader, queues, backlog and postings are those of the
-    settings' facility scope.
+    Workers and beats are all of this Redis and namespace; ``gone`` has the presence keys of those that were seen lately
+    and are not alive. Leader, queues, backlog and postings are those of the fleet that the settings belong to: of their
+    facility, or of all facilities without one. ``depth`` counts messages; ``backlog_per_worker`` has the dispatch
+    messages for each live worker, by group (queue_census). Raises RedisError.
     """
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     members = list_members(client, namespace)
@@ -58,8 +60,12 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
 def leader_view(
     client: redis.Redis, keys: LeaderKeys, members: Members, fences: PersistentFences | None = None
 ) -> dict[str, Any]:
-    """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired, None where
-    ``fences`` is not given or does not answer."""
+    """The leader of the beats, and the same in ``words``. Raises RedisError.
+
+    ``instance`` is None where no live beat has the lease's ``fence``, and ``fence`` is None where nobody leads.
+    ``tick_age_seconds`` is the time since a tick was fired; None where none was, where ``fences`` is not given, or
+    where PostgreSQL does not answer.
+    """
     try:
         record = fences.leader(keys.name) if fences else LeaderRecord()
     except SQLAlchemyError as error:
@@ -83,7 +89,10 @@ def leader_view(
 
 
 def _workers(members: Members) -> list[dict[str, Any]]:
-    """One entry per worker instance, with all its types."""
+    """One entry per worker instance, with all its types.
+
+    An instance writes the same record for each of its types, so what the first says of its work holds for all.
+    """
     instance = attrgetter("group", "instance")
     workers = sorted((actor for actor in members.alive if actor.type != BEAT_TYPE), key=instance)
     return [
@@ -94,6 +103,7 @@ def _workers(members: Members) -> list[dict[str, Any]]:
 
 
 def _process(actor: Actor, *more: str) -> dict[str, Any]:
+    """What an instance's process is, with ``more`` of its fields, and the seconds since its start and heartbeat."""
     now = time.time()
     return named(actor, ("group", "instance", "node", "hostname", "pid", "version", *more)) | {
         "up_seconds": round(max(0.0, now - actor.started_at), 1),

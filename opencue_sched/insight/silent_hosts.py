@@ -1,6 +1,6 @@
 """Hosts that stopped reporting while frames of a job run there, and what becomes of these frames.
 
-The words follow the rules of the reaper (reports/reaper.py): nobody else takes frames off a host that cannot be asked.
+The words follow the rules of the reaper (reports/reaper.py), which alone takes frames off a host that does not answer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from opencue_sched.store import jobs
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.lost_runs import DEAF_FACTOR, GIVE_UP_SECONDS
 from opencue_sched.store.schema import read_origin
+
+_REAP_INTERVAL_SECONDS = 30.0
+"""The time between two reaps, as celeryconfig.py's beat_schedule has it; for the words alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class SilentHost:
 
 def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) -> tuple[SilentHost, ...]:
     """The silent hosts that frames of a job run on. Procs of local bookings do not count."""
+    # Where Cuebot made the tables, it may run beside this scheduler, with the shows that are not managed.
     left_to_cuebot = not job.show_managed and read_origin(connection) == "cuebot"
     frames: defaultdict[str, list[str]] = defaultdict(list)
     for proc in list_procs(connection, job_id=job.id):
@@ -64,14 +68,16 @@ def silent_hosts(connection: Connection, settings: Settings, job: jobs.JobView) 
 def _becomes(host: Row[Any], settings: Settings, *, left_to_cuebot: bool) -> str:
     """What becomes of the frames on a silent host, in words. ``left_to_cuebot``: whether a Cuebot looks after the show
     of the job."""
-    again = "they wait again once the reaper, which looks every 30 s, has looked for the host and not found it"
+    looks = f"which looks every {_REAP_INTERVAL_SECONDS:g} s"
+    again = f"they wait again once the reaper, {looks}, has looked for the host and not found it"
     if left_to_cuebot:
         return "its show is not managed by this scheduler, so a Cuebot decides"
     if host.state == HardwareState.DOWN:
         return again
     if host.state == HardwareState.UP:
         after = settings.release.host_down_after
-        late = duration_text(after * DEAF_FACTOR)
-        return f"the host is DOWN after {duration_text(after)}, or {late} while most hosts are silent; {again}"
+        longer = duration_text(after * DEAF_FACTOR)
+        return f"the host is DOWN after {duration_text(after)}, or {longer} while most hosts are silent; {again}"
+    # REBOOTING, REPAIR and the like: silence alone never makes such a host DOWN.
     dead = f"or are dead after {duration_text(GIVE_UP_SECONDS)} of silence"
     return f"they wait again once the host boots or its RQD answers that they are gone, {dead}"

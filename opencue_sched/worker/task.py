@@ -1,9 +1,9 @@
 """The base of our Celery tasks: what a task looks at before it does its work.
 
-A task first counts itself, then drops a message that a former leader sent or a later tick overtook, then a message with
-arguments that the task cannot be run with. The task may be held up after that: so what it changes in the counters
-carries the leader's fence, and the scripts refuse the change once there is a newer leader. A task that does no harm
-late or twice (``fenced``) does not look first.
+A task first counts itself among the tasks in hand. Then it drops a message that a former leader sent or a later tick
+overtook, then a message with arguments that the task cannot be run with. The task may be held up after that. So its
+changes of the counters carry the leader's fence, and the Lua scripts refuse them once there is a newer leader. A task
+all of whose writes are guarded by the fence so (``fenced``) does not look whether its message is stale.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     fenced = False
-    """Whether the task's own writes carry the fence, and a late or second run does no harm. Messages of such a task are
-    not checked against PostgreSQL: that would take two statements each."""
+    """Whether a late or second run does no harm, because whatever the task writes is refused to a former leader's
+    fence. The messages of such a task are not checked against PostgreSQL, which would take two statements each."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
+        """Run the task, or drop its message and return ``{"dropped": reason}``: ``former_leader``, ``overtaken``,
+        ``malformed`` or ``fenced_off``.
+
+        A client that waits for a reply (argument ``reply``) to a malformed message gets the failure, with the first
+        argument as the posting. Raises what the task raises, and the errors of PostgreSQL and Redis.
+        """
         mine = process_of(self.app)
         with mine.membership.workload.task():
             try:
@@ -60,12 +65,14 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         return validate_call(config=ConfigDict(strict=True))(self.run)
 
     def _why_stale(self, mine: Process) -> str:
-        """Why the message is not valid any more; empty while it is. A message that no leader sent always is."""
+        """Why the message is not valid any more, as LeaderRecord.why_stale says; empty while it is valid. A message
+        that no leader sent is always valid. Raises SQLAlchemyError."""
         fence = fence_of(self)
         if fence is None or self.fenced:
             return ""
-        task, tick = self.request.get("tick_of") or "", self.request.get("tick") or 0
-        return PersistentFences(mine.engine).leader(mine.leader_keys.name).why_stale(fence, task, tick)
+        # The headers that beat sends along: the task of the schedule, and the tick that the message is for.
+        series, tick = self.request.get("tick_of") or "", self.request.get("tick") or 0
+        return PersistentFences(mine.engine).leader(mine.leader_keys.name).why_stale(fence, series, tick)
 
 
 def process_of(app: Celery) -> Process:

@@ -32,6 +32,7 @@ _SHOW = "demo"
 _CONTACT_SHEET = "contact-sheet.png"
 _CORES_PER_HOST = 2
 _WIDTH, _HEIGHT = 192, 108
+"""The size of a rendered picture, in pixels."""
 _DEADLINE_SECONDS = 600.0
 """How long the job may take. Installing and starting the farm is not part of it."""
 _COMMAND_SECONDS = 60

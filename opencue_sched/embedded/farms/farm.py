@@ -35,6 +35,7 @@ from opencue_sched.store.submit import open_jobs
 
 KB_PER_GB = 1024 * 1024
 _ROWS_PER_STATEMENT = 20_000
+"""How many rows one statement inserts at most."""
 
 # Give jobs their caps and priorities.
 _JOB_RESOURCES = text(

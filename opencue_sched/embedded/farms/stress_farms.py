@@ -18,6 +18,7 @@ from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
 
 SEED = 0x0C0FFEE
+"""The seed of the farms that the benchmark's figures are of."""
 DRAIN_PREFIX = "stress_d_"
 SATURATION_PREFIX = "stress_s_"
 

@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+"""The number of Linux' prctl that sets the signal a process gets when its parent dies."""
 _PR_SET_CHILD_SUBREAPER = 36
+"""The number of Linux' prctl by which a process becomes the parent of its descendants whose parents have died."""
 _TIME_PROGRAM = "/usr/bin/time"
 _STOP_SECONDS = 5.0
+"""How long this process goes on killing what RQD has left. A process that the kernel cannot end is left, too."""
 
 
 def _prctl(option: int, value: int) -> None:
+    """Make a call of prctl for this process; on other systems than Linux do nothing."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -18,7 +18,10 @@ from opencue_proto import host_pb2, report_pb2, rqd_pb2
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 KILL_STATUS, KILL_SIGNAL = 1, 9
-"""The exit status and signal with which a killed frame ends."""
+"""The exit status and signal with which a killed frame ends: RQD kills by SIGKILL."""
+_SWAP_KB, _TEMP_KB, _TEMP_FREE_KB = 2 * 1024 * 1024, 200 * 1024 * 1024, 180 * 1024 * 1024
+"""The swap of every host, and the size of its temporary directory (mcp) with what is free there: enough for no host to
+go into REPAIR."""
 _COMMAND = re.compile(r"\bsimulate\b(.*)$", re.DOTALL)
 """What a frame's command says of its own run: see Behaviour."""
 
@@ -44,7 +47,9 @@ class Answer(StrEnum):
 
     GIVEN = "given"
     CUT_OFF = "cut_off"
+    """The connection breaks in place of the answer: the caller gets UNAVAILABLE."""
     NEVER = "never"
+    """No answer comes, and the connection stays: the caller runs into its time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +74,16 @@ class Behaviour:
     kill_seconds: float = 0.0
     """Time from an accepted kill to the end of the frame."""
     refusal: str = ""
-    """Refuse every launch with this text."""
+    """The text with which launches are refused; empty: none is."""
     refusals_left: int | None = None
-    """How many more launches to refuse with that text; None: all."""
+    """How many more launches are refused with that text; None: all."""
     launch_answer: Answer = Answer.GIVEN
     completions_lost: bool = False
-    """Do not report completions; as with RQD, they are never sent later."""
+    """Whether completions are not reported; as with RQD, they are never sent later."""
     memory_used_kb: int = 262_144
     """Memory that each frame uses."""
     nameless: bool = False
-    """Send reports without a host's name: the one simulated host stands for several hosts of the farm."""
+    """Whether reports have no host's name: the one simulated host stands for several hosts of the farm."""
 
 
 @dataclass(slots=True)
@@ -103,7 +108,8 @@ class FrameRun:
     crashed: bool = False
     """Whether the host crashed while the frame ran."""
     completion_delivered: bool | None = None
-    """Whether the report of the run's completion was delivered; None until that was tried."""
+    """Whether the report of the run's completion was delivered; None until that was tried. Set by the simulated farm,
+    all other fields by the host."""
 
 
 @dataclass(slots=True)
@@ -113,7 +119,7 @@ class _Active:
     run: FrameRun
     frame: rqd_pb2.RunFrame
     """The frame as it was launched."""
-    listed: bool = False
+    is_set_up: bool = False
     """Whether the frame's set-up is over: from then on reports list it, and it can be killed."""
     task: asyncio.Task[None] | None = None
     """The task that carries the frame from its launch to its end."""
@@ -140,7 +146,8 @@ class SimulatedHost:
         self.violations: list[str] = []
         """What the scheduler did that it never may: one sentence each."""
         self.on_end: Callable[[FrameRun, rqd_pb2.RunFrame], Awaitable[None]] | None = None
-        """Awaited when a frame has ended other than by crash()."""
+        """Awaited when a frame has ended other than by crash(); set by the simulated farm, which reports the
+        completion."""
         self._rng = rng
         self._active: dict[str, _Active] = {}
         """The frames that hold cores, by frame id."""
@@ -167,7 +174,7 @@ class SimulatedHost:
             raise SimulatedRefusal("Not launching, rqd HardwareState is not Up")
         active = self._active.get(frame.frame_id)
         if active is not None:
-            if not active.listed:
+            if not active.is_set_up:
                 self.violations.append(f"frame {frame.frame_id} was sent again to {self.spec.name} during its set-up")
             raise SimulatedRefusal(f"Not launching, frame is already running on this proc {frame.frame_id}")
         if frame.HasField("uid") and frame.uid <= 0:
@@ -181,7 +188,7 @@ class SimulatedHost:
     def kill(self, frame_id: str) -> bool:
         """Have a frame end ``kill_seconds`` from now. False when no such frame is listed."""
         active = self._active.get(frame_id)
-        if active is None or not active.listed:
+        if active is None or not active.is_set_up:
             return False
         self._end_with(active, KILL_STATUS, KILL_SIGNAL, after=self.behaviour.kill_seconds, killed=True)
         return True
@@ -213,12 +220,12 @@ class SimulatedHost:
             facility=spec.facility,
             num_procs=1,
             cores_per_proc=spec.cores * CENTICORES_PER_CORE,
-            total_swap=2 * 1024 * 1024,
-            free_swap=2 * 1024 * 1024,
+            total_swap=_SWAP_KB,
+            free_swap=_SWAP_KB,
             total_mem=spec.memory_kb,
             free_mem=max(0, spec.memory_kb - used),
-            total_mcp=200 * 1024 * 1024,
-            free_mcp=180 * 1024 * 1024,
+            total_mcp=_TEMP_KB,
+            free_mcp=_TEMP_FREE_KB,
             load=self.booked_centicores,
             boot_time=self.boot_time,
             tags=list(spec.tags),
@@ -239,7 +246,7 @@ class SimulatedHost:
 
     def host_report(self) -> report_pb2.HostReport:
         """The regular report: the host, its cores and the frames that are listed."""
-        frames = [self.running_info(active.frame) for active in self._active.values() if active.listed]
+        frames = [self.running_info(active.frame) for active in self._active.values() if active.is_set_up]
         return report_pb2.HostReport(host=self.render_host(), frames=frames, core_info=self.core_detail())
 
     def boot_report(self) -> report_pb2.BootReport:
@@ -269,10 +276,10 @@ class SimulatedHost:
     def listed(self, frame_id: str) -> rqd_pb2.RunFrame | None:
         """The listed frame of this id; None where there is none."""
         active = self._active.get(frame_id)
-        return active.frame if active is not None and active.listed else None
+        return active.frame if active is not None and active.is_set_up else None
 
     def _refuse_on_purpose(self) -> None:
-        """Raise SimulatedRefusal if the behaviour asks for it, and count it there."""
+        """Raise SimulatedRefusal if the behaviour asks for that, and take one off the behaviour's refusals_left."""
         behaviour = self.behaviour
         if not behaviour.refusal or behaviour.refusals_left == 0:
             return
@@ -297,9 +304,10 @@ class SimulatedHost:
         return run
 
     async def _run(self, active: _Active) -> None:
+        """Carry a frame from its launch to its end."""
         if self.behaviour.setup_seconds:
             await asyncio.sleep(self.behaviour.setup_seconds)
-        active.listed = True
+        active.is_set_up = True
         seconds, status, signal_number = self._fate_of(active.frame)
         if seconds is not None:
             self._end_with(active, status, signal_number, after=seconds)

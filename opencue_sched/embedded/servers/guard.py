@@ -30,8 +30,11 @@ _OWNER_CHECK_SECONDS = 0.5
 
 
 def _die_with_guard(death_signal: int) -> Callable[[], None] | None:
-    """A function that the server's process runs before exec, after it has changed its user (which resets the death
-    signal): it has the kernel send ``death_signal`` when the guard dies. None where the kernel cannot."""
+    """Return a function for the server's process to run before exec, which has the kernel send ``death_signal`` to the
+    process when the guard dies. None where the kernel cannot.
+
+    A change of user resets the death signal: the function has to run after that, as ``preexec_fn`` does.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -39,6 +42,7 @@ def _die_with_guard(death_signal: int) -> Callable[[], None] | None:
 
     def arrange() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+        # The guard died before the call: the kernel sends nothing for that.
         if os.getppid() != guard:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -46,7 +50,11 @@ def _die_with_guard(death_signal: int) -> Callable[[], None] | None:
 
 
 def _wait_for_reason(server: subprocess.Popen[bytes], owner: int, wakeup: int, stopping: list[int]) -> bool:
-    """Return True when the owner is gone, False when it asked to stop or the server ended by itself."""
+    """Wait until the server has to be stopped or has ended. Returns True when the owner is gone or closed the guard's
+    standard input, False when a signal asked to stop or the server ended by itself.
+
+    Signal handlers append to ``stopping``, and each signal is a byte in the pipe ``wakeup``.
+    """
     while server.poll() is None and not stopping:
         ready, _, _ = select.select([0, wakeup], [], [], _OWNER_CHECK_SECONDS)
         if wakeup in ready:
@@ -59,7 +67,8 @@ def _wait_for_reason(server: subprocess.Popen[bytes], owner: int, wakeup: int, s
 
 
 def _stop(server: subprocess.Popen[bytes], stop_signal: int, kill_after: float) -> None:
-    """Stop the server, with SIGKILL after ``kill_after`` seconds, and kill what is left of its process group."""
+    """Stop the server with ``stop_signal``, and with SIGKILL ``kill_after`` seconds later. Then kill what is left of
+    the server's process group."""
     deadline = time.monotonic() + kill_after
     with contextlib.suppress(ProcessLookupError):
         server.send_signal(stop_signal)
@@ -74,12 +83,13 @@ def _stop(server: subprocess.Popen[bytes], stop_signal: int, kill_after: float) 
 
 
 def main() -> int:
-    """Run the server until there is a reason to stop it; the exit code is the server's, or 128 and its signal."""
+    """Run the server until there is a reason to stop it. The exit code is the server's, 128 plus the number of the
+    signal that ended the server, or 127 where the server could not be started."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--user", default="")
     parser.add_argument("--stop-signal", type=int, default=int(signal.SIGTERM))
-    parser.add_argument("--kill-after", type=float, default=10.0)
-    parser.add_argument("--remove", default="", help="directory removed if the owner disappears")
+    parser.add_argument("--kill-after", type=float, default=10.0, help="seconds from the stop signal to SIGKILL")
+    parser.add_argument("--remove", default="", help="directory removed if the owner goes without a signal")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command

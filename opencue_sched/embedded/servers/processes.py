@@ -35,7 +35,9 @@ _CLAIMS_HELD = 100
 _claims: deque[int] = deque()
 """The file descriptors of the sockets by which ports are claimed, the oldest first. Each operation on it is atomic."""
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
+"""The file system in memory (Linux)."""
 _MEMORY_BYTES_WANTED = 2 * 1024**3
+"""How many bytes must be free in a place for the data of a server to be put there."""
 _OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
 
 
