@@ -108,7 +108,7 @@ def settle(
 
 
 def _reap(engine: Engine, frame_ids: Sequence[str]) -> list[str]:
-    """Have a worker reap, and wait for that. Returns those of the frames that still run as they did.
+    """Have a worker reap, and wait for that. Returns the frames (ids) whose runs have not ended.
 
     This machine does not reap, because perhaps it cannot reach RQDs that a worker can, and what it cannot reach may be
     alive.

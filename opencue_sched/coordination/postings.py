@@ -193,7 +193,8 @@ class ClusterPostings(BoardScripts):
     def enqueue(
         self, clusters: Iterable[Cluster], *, wake: bool | Collection[Cluster] = False, fence: Fence | None = None
     ) -> list[Enqueued]:
-        """Post each cluster unless it is posted, and wake those of ``wake``, or all, if they sleep. One round trip.
+        """Post each cluster unless it is posted, and wake the clusters of ``wake`` (True: all) that sleep. One round
+        trip.
 
         Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
         """

@@ -66,8 +66,9 @@ ShowUse = Mapping[str, Any]
 """A show that is active or has something: its pending jobs, their frames by state, and cores in use. ``off``: what
 keeps all of it from being booked, in words.
 
-``subscriptions``: what it has of allocations. ``share``: its part of what is in use there; ``due``: the part of its
-size in those of the shows that have frames running or waiting. None where there is nothing to divide by."""
+``subscriptions``: what the show has of allocations. ``share``: the show's part of what is in use there. ``due``: the
+part that the show's size is of the sizes of all shows with frames running or waiting there. Each is None where there is
+nothing to divide by, ``due`` also for a show without such frames."""
 JobUse = Mapping[str, Any]
 """A pending job, its frames by state and cores in use. ``waiting_seconds``: how long its next frame has waited; None
 when none waits. ``why`` is a reason of `explain` or a verdict; ``trouble``: it does not pass by itself. The texts are

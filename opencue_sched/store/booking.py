@@ -168,7 +168,7 @@ COUNTERS_OF_JOBS = (
 )
 """Locks rows of job_stat, in the order in which every transaction locks them: after those of layer_stat."""
 _LOCK_STATS = prepared(f"{COUNTERS_OF_LAYERS}; {COUNTERS_OF_JOBS}")
-# Lock those of the same counters that nobody has locked, and say which.
+# Lock the counters among the same that no transaction has locked, and say which.
 _LOCK_FREE_STATS = prepared(
     f"""
     WITH layers AS MATERIALIZED ({COUNTERS_OF_LAYERS} SKIP LOCKED),

@@ -50,7 +50,7 @@ _DEPENDENTS = """
 _NAMED = "named AS (SELECT * FROM depend WHERE pk_depend = ANY(CAST(:depends AS varchar[])))"
 # The layers and jobs of frames that wait for these dependencies.
 _AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer AS layer_id, pk_job AS job_id FROM dependents")  # noqa: S608
-# Satisfy those of these dependencies that are open. Returns them, each with the dependency that groups it.
+# Satisfy the open dependencies among these. Returns the satisfied ones, each with the dependency that groups it.
 _SATISFY = text(
     """
     WITH locked AS (
@@ -102,7 +102,7 @@ _COMPLETE = text(
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
     """  # noqa: S608 - only our own constants
 )
-# Finish those of these jobs that are pending.
+# Finish the pending jobs among these.
 _FINISH_JOBS = text(
     """
     WITH locked AS (

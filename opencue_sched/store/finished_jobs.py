@@ -59,7 +59,7 @@ _DELETE_FRAMES = text(
     DELETE FROM frame USING going WHERE frame.pk_frame = going.pk_frame
     """
 )
-# Delete those of these jobs that have no frame left.
+# Delete the jobs among these that have no frame left.
 _DELETE_JOBS = text(
     """
     DELETE FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))

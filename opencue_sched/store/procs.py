@@ -27,7 +27,7 @@ otherwise more would be idle than the host has, which the column may not be able
 _FRAMES = (
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
 )
-# Lock these procs, and those of these frames, in id order.
+# Lock these procs, and the procs of these frames, in id order.
 _PROCS = """
     SELECT pk_proc FROM proc
      WHERE pk_proc = ANY(CAST(:procs AS varchar[])) OR pk_frame = ANY(CAST(:frames AS varchar[]))

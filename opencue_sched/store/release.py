@@ -148,7 +148,7 @@ _LOWERED_MEMORY = f"""
 """  # noqa: S608 - only our own constants
 # After procs ended: give their hosts back what they held, record usage, lower the memory of layers, count for shows.
 _RECORD_RUNS = prepared(f"{RESTORED_HOSTS}; {_USAGE}; {_LOWERED_MEMORY}; {_SHOWS}")
-# Set the state of those of these frames that are in one of the expected states.
+# Set the state of the frames among these whose state is one of the expected ones.
 _SET_FRAME_STATES = text(
     """
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
