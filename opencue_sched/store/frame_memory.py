@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, TextClause, text
 
+from opencue_sched.store.lookups import row_of, same_key
 from opencue_sched.store.procs import Run
 from opencue_sched.store.tags import compared_tag, compared_tags
 
@@ -61,12 +62,13 @@ _ASK_AFTER_FAILURES = text(
                (SELECT int_min_memory_increase FROM service of_all WHERE of_all.str_name = service.name LIMIT 1),
                :increase))
       FROM json_to_recordset(CAST(:rows AS json)) AS failed(frame varchar, layer varchar, reserved bigint)
-      JOIN layer ON layer.pk_layer = failed.layer JOIN job USING (pk_job)
+      JOIN {row_of("layer", "layer", "pk_layer = failed.layer")} ON true
+      JOIN {row_of("job", "job", "pk_job = layer.pk_job")} ON true
      CROSS JOIN LATERAL (SELECT trim(split_part(layer.str_services, ',', 1)) AS name) service
      ORDER BY failed.frame
     ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = greatest(asked.memory_kb, excluded.memory_kb)
     RETURNING pk_frame, memory_kb
-    """  # noqa: S608 - only our own constant
+    """  # noqa: S608 - only our own constants
 )
 # The frames among these that used more memory than their layer asks for, and than they ask for themselves.
 _ABOVE_THEIR_MEMORY = text(
@@ -108,15 +110,13 @@ def _raise_layers(*, also_set: str = "", locked_layers: str = "", condition: str
             SELECT layer.pk_layer, show.b_scheduler_managed AS managed
               FROM layer JOIN job ON job.pk_job = layer.pk_job JOIN show ON show.pk_show = job.pk_show
              WHERE layer.pk_layer = ANY(CAST(:layers AS varchar[]))
-             ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer {locked_layers}),
-        ranked AS (
-            SELECT pk_layer, memory_kb AS memory,
-                   row_number() OVER (PARTITION BY pk_layer ORDER BY memory_kb DESC, pk_frame) AS place
-              FROM opencue_sched_frame_memory WHERE pk_layer = ANY(CAST(:layers AS varchar[])))
+             ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer {locked_layers})
         UPDATE layer SET {also_set}int_mem_min = greatest(layer.int_mem_min, ranked.memory)
-          FROM locked JOIN ranked ON ranked.pk_layer = locked.pk_layer
-         WHERE layer.pk_layer = locked.pk_layer {condition}
-           AND ranked.place = CASE WHEN locked.managed THEN :frames ELSE 1 END
+          FROM locked CROSS JOIN LATERAL (
+               SELECT memory_kb AS memory FROM opencue_sched_frame_memory asked
+                WHERE asked.pk_layer = locked.pk_layer
+                ORDER BY memory_kb DESC OFFSET CASE WHEN locked.managed THEN :frames - 1 ELSE 0 END LIMIT 1) ranked
+         WHERE {same_key("layer.pk_layer", "locked.pk_layer")} {condition}
         RETURNING layer.pk_layer, layer.int_mem_min
         """  # noqa: S608 - only our own words
     )

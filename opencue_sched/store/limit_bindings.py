@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.store.limits import has_terms
+from opencue_sched.store.lookups import same_key
 from opencue_sched.store.submit import INSERT_LAYER_LIMITS
 
 
@@ -51,23 +52,25 @@ _BIND = text(
     ON CONFLICT (pk_layer, pk_limit_record) DO NOTHING
     """
 )
-# Delays layers, which are locked in the order in which every transaction locks them. A layer with a longer delay keeps
+# Delays layers, but those that have a longer delay, which keep it. A loop over what is sorted looks the layers up and
+# locks them one by one, in the order in which every transaction locks them; each is judged by its row as the lock found
 # it.
 _DELAY = text(
-    """
-    WITH short AS (
-        SELECT layer, max(minutes) AS minutes, max(exit_status) AS exit_status
-          FROM json_to_recordset(CAST(:rows AS json)) AS row(layer varchar, minutes int, exit_status int) GROUP BY layer
-    ), locked AS (
-        SELECT layer.pk_layer, layer.ts_start_after FROM layer JOIN short ON short.layer = layer.pk_layer
-         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer
-    )
-    UPDATE layer SET ts_start_after = current_timestamp + make_interval(mins => short.minutes),
-                     str_start_after_reason = 'no licence: exit status ' || short.exit_status
-      FROM short JOIN locked ON locked.pk_layer = short.layer
-     WHERE layer.pk_layer = short.layer
-       AND coalesce(locked.ts_start_after < current_timestamp + make_interval(mins => short.minutes), true)
-    """
+    f"""
+    WITH locked AS (
+        SELECT layer.pk_layer, short.until, short.exit_status
+          FROM (SELECT layer, current_timestamp + make_interval(mins => max(minutes)) AS until,
+                       max(exit_status) AS exit_status
+                  FROM json_to_recordset(CAST(:rows AS json)) AS row(layer varchar, minutes int, exit_status int)
+                 GROUP BY layer ORDER BY layer) short
+         CROSS JOIN LATERAL (
+               SELECT pk_layer FROM layer
+                WHERE pk_layer = short.layer AND coalesce(ts_start_after < short.until, true)
+                  FOR NO KEY UPDATE) layer)
+    UPDATE layer SET ts_start_after = locked.until,
+                     str_start_after_reason = 'no licence: exit status ' || locked.exit_status
+      FROM locked WHERE {same_key("layer.pk_layer", "locked.pk_layer")}
+    """  # noqa: S608 - only our own constants
 )
 # The limits of these layers.
 _BOUND_NOW = text(
