@@ -26,6 +26,9 @@ from opencue_sched.worker.events import Waker
 
 MOST_LEFT_TO_FOLLOW = 10_000
 """How many layers and limits a worker keeps to follow again. Layers and limits beyond that are left to a recompute."""
+MANY_LAYERS = 50
+"""From this number of layers on that one call names, more of the same transaction may come with the next call: one read
+of the listener's connection has up to 180 notifications."""
 
 
 class Handlers:
@@ -53,9 +56,8 @@ class Handlers:
         self._waker = waker
         self._hosts = hosts
         self._backlog = backlog
-        self._shows_with_work: frozenset[str] = frozenset()
-        """The shows of the last notification of work, until their layers are named. Touched by the listener's thread
-        alone."""
+        self._shows_with_work: set[str] = set()
+        """The shows that have new work, until all their layers are named. Touched by the listener's thread alone."""
         self._to_follow: dict[str, None] = {}
         """The vertices ``bound:{layer}`` and ``limit:{id}`` of notifications since the last ``follow_again``, in their
         order; the values say nothing. Under ``_to_follow_lock``: the listener's thread adds vertices, the counters'
@@ -138,7 +140,7 @@ class Handlers:
     def work_waits(self, shows: Sequence[str]) -> None:
         """Wake the shows that have new work. The commit that made the work also names its layers, on the backlog's
         channel."""
-        self._shows_with_work = frozenset(shows)
+        self._shows_with_work.update(shows)
         self._waker.note(shows=shows)
 
     def backlog_changed(self, shows: Sequence[str] = (), jobs: Sequence[str] = (), layers: Sequence[str] = ()) -> None:
@@ -148,7 +150,8 @@ class Handlers:
         # Once more for shows with new work: the sweep to which ``work_waits`` led may have begun before the backlog was
         # told of their layers.
         self._waker.note(shows={*shows, *self._shows_with_work})
-        self._shows_with_work = frozenset()
+        if len(layers) < MANY_LAYERS:
+            self._shows_with_work.clear()
 
     def deaf(self, is_deaf: bool) -> None:
         """Tell the backlog whether this process hears notifications (``is_deaf``: it does not). While it is deaf, the

@@ -1,19 +1,23 @@
-"""What a worker does with notifications while the counters are not there."""
+"""What a worker does with notifications: while the counters are not there, and where one transaction sends many."""
 
 from __future__ import annotations
 
+import json
 from unittest.mock import MagicMock
 
 import pytest
 from redis import Redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.keys import EPOCH, subscription
 from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
-from opencue_sched.worker.handlers import MOST_LEFT_TO_FOLLOW, Handlers
+from opencue_sched.worker.events import BACKLOG_CHANNEL, WORK_CHANNEL, NotificationListener
+from opencue_sched.worker.handlers import MANY_LAYERS, MOST_LEFT_TO_FOLLOW, Handlers
 from tests.kit.brief_fleet import open_counters
+from tests.kit.listening import eventually_listen
+from tests.kit.polling import eventually
 from tests.kit.statements import listening
 
 
@@ -81,3 +85,53 @@ def test_no_more_is_kept_to_be_followed_than_fits(engine: Engine, handlers: Hand
         handlers.caps_changed([f"bound:layer{number}" for number in range(first, first + 1000)])
     # when it makes up for what the other one may not have done
     assert layers_asked_for(engine, handlers) == [MOST_LEFT_TO_FOLLOW]
+
+
+def test_a_show_is_woken_with_the_last_of_many_layers_that_a_transaction_names(
+    engine: Engine, handlers: Handlers, waker: MagicMock
+) -> None:
+    # given a worker that listens, and notes in which calls it hears of layers and wakes shows
+    heard: list[set[str]] = []
+    woken: list[set[str]] = []
+
+    def name_layers(layers: list[str]) -> None:
+        handlers.backlog_changed(layers=layers)
+        heard.append(set(layers))
+        woken.append(set(waker.note.call_args.kwargs["shows"]))
+
+    listener = NotificationListener(engine, {WORK_CHANNEL: handlers.work_waits, BACKLOG_CHANNEL: name_layers})
+    listener.start()
+    try:
+        eventually_listen(engine)
+        # when one transaction names more layers of a show with new work than one read has
+        with engine.begin() as connection:
+            notify = text("SELECT pg_notify(:channel, :payload)")
+            work = {"channel": WORK_CHANNEL, "payload": json.dumps({"shows": ["show"]})}
+            named = [
+                {"channel": BACKLOG_CHANNEL, "payload": json.dumps({"layers": [f"{number:036}"]})}
+                for number in range(400)
+            ]
+            connection.execute(notify, [work, *named])
+        eventually(lambda: sum(map(len, heard)) == 400)
+    finally:
+        listener.stop()
+    # then the show is woken each time
+    assert len(heard) > 1
+    assert woken == [{"show"}] * len(heard)
+
+
+def test_a_show_is_woken_once_its_layers_are_named_whatever_other_show_has_work_by_then(
+    handlers: Handlers, waker: MagicMock
+) -> None:
+    handlers.work_waits(["first"])
+    handlers.work_waits(["second"])
+    handlers.backlog_changed(layers=["of the first", "of the second"])
+    waker.note.assert_called_with(shows={"first", "second"})
+
+
+def test_a_show_is_not_woken_for_layers_that_are_named_after_its_own(handlers: Handlers, waker: MagicMock) -> None:
+    handlers.work_waits(["show"])
+    handlers.backlog_changed(layers=[f"layer{number}" for number in range(MANY_LAYERS)])
+    handlers.backlog_changed(layers=["the last"])
+    handlers.backlog_changed(layers=["another"])
+    waker.note.assert_called_with(shows=set())
