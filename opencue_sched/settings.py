@@ -277,7 +277,9 @@ class HostCacheSettings(_Section):
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
-    host_staleness_threshold: Seconds = Field(120.0, description="A host that has not reported this long is not used.")
+    host_staleness_threshold: Seconds = Field(
+        120.0, description="Seconds without a report after which a host is not used."
+    )
 
 
 class SchedulerScope(_Section):

@@ -45,6 +45,7 @@ class OtherHosts:
     def __init__(self, engine: Engine, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._staleness = settings.host_cache.host_staleness_threshold
+        """Seconds without a report after which a host takes no frames."""
         self._ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
         self._clock = clock
         self._reading = threading.Lock()

@@ -26,7 +26,7 @@ _REAP_INTERVAL_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SilentHost:
-    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold``."""
+    """A host that is DOWN, or has not reported for longer than ``host_cache.host_staleness_threshold`` (seconds)."""
 
     host: str
     state: str

@@ -223,7 +223,8 @@ def fetch_host_kinds(
     connection: Connection, facilities: Sequence[str] | None, tags: Collection[str], staleness: float
 ) -> dict[str, int]:
     """The kinds of hosts that take frames now and carry one of the tags: the id of one host of each kind, and how many
-    there are. Hosts of one kind are alike when idle and have the same of the ``tags``."""
+    there are. Hosts of one kind are alike when idle and have the same of the ``tags``. Their last report is at most
+    ``staleness`` seconds old."""
     parameters = {"facilities": facilities, "tags": sorted(tags), "staleness": staleness}
     return {row.pk_host: row.hosts for row in connection.execute(_HOST_KINDS, parameters)}
 
@@ -240,7 +241,8 @@ def fetch_candidates(
     """Layer id -> ids of at most ``most`` hosts that are not reserved and may take its frames when idle.
 
     Each mapping in ``asked`` has ``layer_id`` and ``facility_id``, ``tags`` and ``alloc_ids`` of which a host must have
-    one each, and the ``cores``, ``memory_kb`` and ``gpus`` that it must have at least.
+    one each, and the ``cores``, ``memory_kb`` and ``gpus`` that it must have at least. Its last report is at most
+    ``staleness`` seconds old.
     """
     found: dict[str, list[str]] = {}
     for row in connection.execute(_CANDIDATES, {"asked": json.dumps(asked), "staleness": staleness, "most": most}):
