@@ -482,7 +482,8 @@ def _of_hosts(
 
 
 def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
-    """On which hosts cores are locked: such cores are idle and get no frames."""
+    """The reason that names the hosts on which cores are locked, if there are any. Such cores are idle and get no
+    frames."""
     locked = [host for host in hosts if host.locked_centicores > 0]
     if locked:
         cores = sum(host.locked_centicores for host in locked) / CENTICORES_PER_CORE
@@ -493,7 +494,7 @@ def _locked_cores(hosts: Sequence[Row[Any]]) -> Iterator[WaitReason]:
 
 
 _SIZE = attrgetter("centicores", "locked_centicores", "memory_kb", "gpus", "gpu_memory_kb", "thread_mode")
-"""What of a host decides whether a frame could run there with nothing else."""
+"""The columns of a host that decide whether a frame could run there while nothing else does."""
 
 
 def _too_small(layer: jobs.LayerView, hosts: Sequence[Row[Any]], words: str) -> Iterator[WaitReason]:
@@ -579,7 +580,8 @@ def unavailable(host: Row[Any], staleness_seconds: float) -> str:
 def _behind(
     layer: jobs.LayerView, layers: Sequence[jobs.LayerView], rank: Mapping[str, Any] | None
 ) -> Iterator[WaitReason]:
-    """Who comes before a layer in its show's order, for a layer that no pass has come to lately."""
+    """The reason that counts what comes before a layer in its show's order, for a layer that no pass has come to
+    lately. ``rank``: its place in that order, as a pass wrote it; None: nothing is yielded."""
     if rank is None:
         return
     own = [other for other in layers if other.waiting]
@@ -595,7 +597,7 @@ def _behind(
 
 
 _NEEDS = attrgetter("cores_min", "cores_max", "threadable", "memory_kb", "gpus", "gpu_memory_kb", "tags", "limits")
-"""What of a layer decides on which hosts, and under which limits, its frames may run."""
+"""The columns of a layer that decide on which hosts, and under which limits, its frames may run."""
 _HOLDS_FOR_ALL = frozenset(
     {
         Verdict.OVER_SUBSCRIPTION,
