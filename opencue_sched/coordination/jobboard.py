@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 import redis
@@ -25,6 +25,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 
+from opencue_sched.clients.lua_scripts import call_script
 from opencue_sched.clients.redis_client import master_of, why_unfit
 from opencue_sched.clients.store_errors import describe, is_lasting
 from opencue_sched.coordination.board import NEVER, BoardScripts, End, JobPriority, Listing, field_map, life_ms
@@ -599,13 +600,9 @@ class JobBoard(BoardScripts):
     def entities(self) -> list[Entity]:
         """The entities whose registration has not expired, by kind and name."""
         with self.answering():
-            keys = sorted(cast("set[str]", self.client.smembers(self.keys.of("entities"))))
-            records = cast("list[str | None]", self.client.mget(keys)) if keys else []
-            gone = [key for key, record in zip(keys, records, strict=True) if record is None]
-            if gone:
-                # An entity that registers between the two calls is listed again from its next registration on.
-                self.client.srem(self.keys.of("entities"), *gone)
-        return [Entity(**json.loads(record)) for record in records if record is not None]
+            records = call_script(self.client, "board_entities", [self.keys.of("entities")], [])
+        # Each record begins with its kind and its name.
+        return [Entity(**json.loads(record)) for record in sorted(records)]
 
 
 # How a board is opened by name and configuration, through the entry points ``opencue_sched.jobboards``:
