@@ -3,7 +3,8 @@
     python -m tests.chaos.stepped_pass
 
 Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n, "launch_last": whether}``, or
-with a ``posting`` and the ``ticket`` of a message for it, from whose claim on everything is done. The launch, which
+with a ``posting`` and the ``ticket`` of a message for it, from whose claim on everything is done. The pass is one of
+the instance ``died``; ``division`` names those among which the hosts are divided, if they are. The launch, which
 otherwise goes on beside the end of the pass, comes wholly before or wholly after that. The answer is a line with what
 it had ``done`` that others can see, in order, and its exit ``status``. It dies right after the n-th of these things,
 before it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes anything in
@@ -18,7 +19,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -134,10 +135,11 @@ def live(
     posting: str = "",
     ticket: int = 0,
     most_frames: int = MAX_FRAMES,
+    division: Sequence[str] = (),
 ) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
-    with passes(engine, settings, "died") as here:
+    with passes(engine, settings, "died", division=tuple(division)) as here:
         postings = ClusterPostings(here.client, BoardKeys("cue", "clusters"))
         renewer = RenewsNothing(postings, ttl_seconds=CLAIM_SECONDS)
         steps = Steps(out, die_after)

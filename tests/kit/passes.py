@@ -29,7 +29,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.clusters import Cluster
-from opencue_sched.domain.shards import ALL_BUCKETS
+from opencue_sched.domain.shards import ALL_BUCKETS, Division
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.schema import check_schema
@@ -156,13 +156,14 @@ def passes(
     named: bool = False,
     past_ledger: bool = True,
     own: frozenset[int] = ALL_BUCKETS,
+    division: Division = (),
     clock: Callable[[], float] = time.monotonic,
     sweep_clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store. ``named``: only what the test notes is read
     again before a pass. ``past_ledger``: the test builds its farm by SQL and tells the ledger nothing. ``own``: the
-    buckets of layers that its resync compares. ``clock`` is that of the backlog, ``sweep_clock``
-    that of the sweeps."""
+    buckets of layers that its resync compares. ``division``: the instances among which the hosts are divided. ``clock``
+    is that of the backlog, ``sweep_clock`` that of the sweeps."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
     )
@@ -192,6 +193,7 @@ def passes(
             settings.host_cache,
             instance=instance,
             taken_seconds=settings.accounting.commit_deadline + 2,
+            division=lambda: division,
         ),
         backlog,
         FramePermits(client, "cue"),

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination.change_log import HostChanges
 from opencue_sched.dispatch.commit import FIRST_PLAN_FRAMES
-from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.whole_layers import FEWEST_LAYERS
 from opencue_sched.embedded.farms.farm import Farm
@@ -49,10 +47,7 @@ def planners(engine: Engine, settings: Settings) -> Iterator[Sequence[Planner]]:
             own = settings.model_copy(
                 update={"instance": name, "rqd": Rqd(dry_run_mode=True), "queue": queue},
             )
-            here = stack.enter_context(passes(engine, own, name))
-            changes = HostChanges(here.client, "cue")
-            hosts = HostFeed(engine, changes, own.host_cache, instance=name, division=lambda: TWO)
-            here.runner = replace(here.runner, hosts=hosts)
+            here = stack.enter_context(passes(engine, own, name, division=TWO))
             found.append(Planner(here, name))
         yield found
 
