@@ -19,6 +19,7 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.insight.limit_words import why_open
 from opencue_sched.settings import as_seconds, get_settings
 from opencue_sched.store import limit_bindings, named_rows, shows
+from opencue_sched.store.limit_reports import has_holders
 from opencue_sched.store.limit_types import type_column
 from opencue_sched.store.limits import fetch_limits, has_terms, limit_of_exit_status, list_holders
 from opencue_sched.store.named_rows import Kind, NamedRow
@@ -56,7 +57,8 @@ _HOLDER_COLUMNS = Columns(
 
 def _limits(connection: Connection) -> dict[str, Row[Any]]:
     """All limits as fetch_limits has them, by id."""
-    return fetch_limits(connection, get_settings().accounting.limit_settle_window_seconds)
+    window = get_settings().accounting.limit_settle_window_seconds
+    return fetch_limits(connection, window, has_holders=has_holders(connection))
 
 
 _LIMIT = click.argument("limit", type=LIMIT)

@@ -340,7 +340,8 @@ def _limits(connection: Connection, settings: Settings, facts: SchemaFacts) -> I
     if facts.origin == "cuebot" and (flagged := flagged_limits(connection)):
         text = f"{flagged_words(flagged)}. This Cuebot counts frames of them, so its own shows see them full earlier"
         yield _warn("limits", text, "Cuebot's migration V49 lets it count machines, too")
-    for limit in fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values():
+    window = settings.accounting.limit_settle_window_seconds
+    for limit in fetch_limits(connection, window, has_holders=facts.has_limit_holders).values():
         if limit.report_is_too_old:
             age, life = duration_text(limit.report_age), duration_text(limit.ttl)
             text = f"limit {limit.name} keeps nothing from starting: its last report is {age} old, more than its {life}"

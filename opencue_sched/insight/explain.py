@@ -48,6 +48,7 @@ from opencue_sched.store.comments import comments_of
 from opencue_sched.store.folders import list_folders
 from opencue_sched.store.hosts import list_hosts, list_procs
 from opencue_sched.store.jobs import Depend
+from opencue_sched.store.limit_reports import has_holders
 from opencue_sched.store.limits import fetch_limits, list_holders
 from opencue_sched.store.shows import list_subscriptions
 
@@ -188,6 +189,8 @@ def _facts_of(
     for folder in list_folders(connection, job.show_id):
         if folder.id == job.folder_id:
             of_job += _of_caps(job, folder)
+    window = settings.accounting.limit_settle_window_seconds
+    limits = fetch_limits(connection, window, has_holders=has_holders(connection))
     rank = figures.rank(connection, job.id)
     return _JobFacts(
         job=job,
@@ -195,10 +198,7 @@ def _facts_of(
         layers=layers,
         hosts=_hosts_of(connection, layers),
         subscriptions=subscriptions,
-        limits={
-            limit.name: limit
-            for limit in fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
-        },
+        limits={limit.name: limit for limit in limits.values()},
         rank=None if rank is None else {**rank._asdict(), "drawn": settings.queue.priority_draw},
         said=said,
         settings=settings,

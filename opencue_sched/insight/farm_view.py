@@ -34,6 +34,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import list_jobs_by_wait
+from opencue_sched.store.limit_reports import has_holders
 from opencue_sched.store.limits import fetch_limits
 from opencue_sched.store.shows import list_shows, list_subscriptions, list_use
 
@@ -92,7 +93,8 @@ def farm_view(engine: Engine, client: redis.Redis, settings: Settings, *, show: 
         jobs = list_jobs_by_wait(connection, facility=facility, show_part=show, part=job, most=MOST_JOBS)
         unreached = {layer.job_id: layer for layer in figures.unreached_layers(connection, [row.id for row in jobs])}
         bookings = figures.bookings(connection, seconds=BOOKINGS_SECONDS)
-        limits = fetch_limits(connection, settings.accounting.limit_settle_window_seconds).values()
+        window = settings.accounting.limit_settle_window_seconds
+        limits = fetch_limits(connection, window, has_holders=has_holders(connection)).values()
         breaking = find_breaking_hosts(connection, settings)
     verdict_log = VerdictLog(client, settings.coordination.namespace)
     verdicts = verdict_log.of_jobs([row.id for row in jobs if row.waiting])

@@ -139,11 +139,9 @@ def limit_use(*, has_holders: bool) -> str:
     return _statement(_USE, has_holders=has_holders)
 
 
-def fetch_limits(
-    connection: Connection, settle_window_seconds: float, *, holders_kept: bool | None = None
-) -> dict[str, Row[Any]]:
-    """Every limit by id, with what uses it in managed and unmanaged shows alike. ``holders_kept``: whether the database
-    has the table of the holders of limits; None: it is asked.
+def fetch_limits(connection: Connection, settle_window_seconds: float, *, has_holders: bool) -> dict[str, Row[Any]]:
+    """Every limit by id, with what uses it in managed and unmanaged shows alike. ``has_holders``: whether the database
+    has the table of the holders of limits.
 
     - ``id``, ``name`` and ``max_value``; ``counts_machines``: whether it counts machines, otherwise frames.
     - ``running``: how many use it, of which ``settled`` are reported and ``pending`` are not yet.
@@ -153,8 +151,7 @@ def fetch_limits(
     - From its row: ``enforcement``, ``soft`` (-1: none), ``reported_at``, ``report_age`` and ``ttl`` (seconds; None:
       for ever), ``report_is_too_old``, ``report_source``, ``exit_status``, ``delay_minutes`` and ``auto_tag``.
     """
-    kept = has_holders(connection) if holders_kept is None else holders_kept
-    statement = _compiled(_USE, has_holders=kept)
+    statement = _compiled(_USE, has_holders=has_holders)
     return {row.id: row for row in connection.execute(statement, {"settle_window": settle_window_seconds})}
 
 

@@ -220,7 +220,7 @@ def _caps(connection: Connection, settle_window_seconds: float, facts: SchemaFac
             caps.append(("folder_cores", path, folder.used_cores, folder.max_centicores / CENTICORES_PER_CORE))
             caps.append(("folder_gpus", path, folder.used_gpus, folder.max_gpus))
     caps = [cap for cap in caps if cap[-1] > 0]  # a folder's cap of 0 or less is none
-    limits = fetch_limits(connection, settle_window_seconds, holders_kept=facts.has_limit_holders).values()
+    limits = fetch_limits(connection, settle_window_seconds, has_holders=facts.has_limit_holders).values()
     for limit in limits:
         caps.append(("limit_frames", (limit.name,), limit.running, limit.max_value))
 
