@@ -74,6 +74,8 @@ class PeriodicThread:
         return not left
 
     def _run(self) -> None:
+        """Make rounds until stop() is called; each begins when the pause of the one before is over, or wake() is
+        called."""
         pause: float | None = 0.0
         while not self._stopped.is_set():
             self._wanted.wait(pause)
@@ -82,6 +84,8 @@ class PeriodicThread:
                 pause = self._round()
 
     def _round(self) -> float | None:
+        """Make one round; returns the pause after it in seconds, None: until wake(). An error is logged, unless it is
+        that of the round before, and the time to the retry is waited here."""
         try:
             pause = self._make_round()
         except Exception as error:

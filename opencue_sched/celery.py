@@ -182,6 +182,7 @@ def _prepare_celery_command(**_: Any) -> None:
 
 @setup_logging.connect
 def _logging(**_: Any) -> None:
+    """Configure the logging of a Celery process in Celery's place; a wrong setting ends the process."""
     try:
         configure_logging(get_settings().logging)
     except WrongConfiguration as error:

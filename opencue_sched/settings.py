@@ -75,36 +75,44 @@ def json_value(value: Any) -> Any:
 
 
 def _words(value: Any) -> Any:
+    """The words of a text with commas, or of a JSON list. Raises ValueError."""
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return tuple(word for part in value.split(",") if (word := part.strip()))
     return json_value(value)
 
 
 def _log_roots(value: Any) -> Any:
+    """One path as the log root of all jobs, or a JSON mapping by their os. Raises ValueError."""
     if isinstance(value, str) and not value.lstrip().startswith("{"):
         return {DEFAULT_OS: value}
     return json_value(value)
 
 
 def _for_other_os(value: dict[str, str]) -> dict[str, str]:
+    """The log roots, which must have one for any other os. Raises ValueError."""
     if DEFAULT_OS not in value:
         raise ValueError(f"{DEFAULT_OS!r} is missing: the log root of jobs for any other OS")
     return value
 
 
 def _database_url(value: SecretStr) -> SecretStr:
+    """The URL, if it makes sense and the files that it names can be read. Raises InvalidInput and
+    WrongConfiguration."""
     options = read_database_url(value.get_secret_value()).options
     _look_for_files("database_url", {name: options.get(name) for name in _DATABASE_FILES})
     return value
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
+    """The URL, if it makes sense and the files that it names can be read. Raises InvalidInput and
+    WrongConfiguration."""
     options = read_redis_url(value.get_secret_value()).tls or {}
     _look_for_files("accounting.redis_url", {name: options.get(name) for name in FILE_OPTIONS})
     return value
 
 
 def _receiver_url(value: SecretStr) -> SecretStr:
+    """The URL, if events can be posted to it. Raises InvalidInput."""
     read_receiver_url(value.get_secret_value())
     return value
 
@@ -448,6 +456,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
+        """Refuse settings that contradict each other. Raises ValueError."""
         if self.queue.frame_memory_hard_limit < self.queue.frame_memory_soft_limit:
             raise ValueError("queue.frame_memory_hard_limit must not be below queue.frame_memory_soft_limit")
         if self.events.url is not None and self.events.command:
@@ -467,6 +476,7 @@ class Settings(BaseSettings):
 
     @property
     def _database(self) -> DatabaseUrl:
+        """The parts of ``database_url``, or of the ``database.db_`` settings where there is none. Has the password."""
         if self.database_url is not None:
             return read_database_url(self.database_url.get_secret_value())
         db = self.database

@@ -43,4 +43,5 @@ def end_by_sigterm_as_first_process() -> None:
 
 
 def _end(number: int, _frame: object) -> NoReturn:
+    """End the process as a shell says that a signal ended it: with 128 and the signal's number."""
     sys.exit(128 + number)

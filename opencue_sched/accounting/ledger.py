@@ -167,6 +167,8 @@ class Ledger:
         return BookAnswers(frozenset(answers) - refused.keys(), refused, caps, terms)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
+        """The scripts' answers by proc id, errors of single scripts among them, and the caps read with them by vertex
+        key: one round trip. Raises NotReady, FencedOff, StoreDamaged, and an error of Redis that meets every call."""
         vertices = _capped_keys(bookings)
         answers, reads = self._call(
             lambda epoch: [book_call(epoch, "check", booking, self.owner) for booking in bookings],
@@ -407,6 +409,8 @@ class Ledger:
     def _send(
         self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]], *, raising: bool = True
     ) -> tuple[list[Any], list[Any]]:
+        """The answers to the calls, and what the reads returned, in one round trip under this ledger's fence. Raises
+        NotReady, StoreDamaged and FencedOff."""
         with answering(self.client):
             return call_scripts(self.client, calls, reads=reads, raising=raising, fence=self._fence)
 
@@ -436,14 +440,17 @@ def answering(client: redis.Redis | None = None) -> Iterator[None]:
 
 
 def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
+    """The keys of all capped vertices that these bookings count in, each once."""
     return list(dict.fromkeys(key for booking in bookings for key in keys.capped(booking.vertices)))
 
 
 def _refused_for_the_epoch(answers: Sequence[Any]) -> bool:
+    """Whether a script refused any of these calls because it was made under another epoch than the store's."""
     return any(refused_for(answer) == NOT_READY for answer in answers)
 
 
 def _refused(answer: Any) -> BookingRefused:
+    """Why a booking was refused, by the script's answer to it or the error in the place of one."""
     if isinstance(answer, Exception):
         return BookingRefused(ERROR, text=str(answer))
     _, table, current, limit = answer
@@ -576,6 +583,7 @@ def id_calls(name: str, ids: Sequence[str], epoch: str, *fixed: str | float) -> 
 
 
 def _procs_per_call(epoch: str) -> int:
+    """The most procs that one call of ``release`` names: fewer in a dual store."""
     return PROCS_PER_DUAL_CALL if Epoch(epoch).dual else PROCS_PER_CALL
 
 

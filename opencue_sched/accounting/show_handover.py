@@ -113,6 +113,8 @@ class ImportedShows:
         return {show_id: self._seconds_left(show_id, version) for show_id, version in versions.items()}
 
     def _seconds_left(self, show_id: str, version: str) -> float:
+        """Seconds until a managed show is ours, 0 if it is; imports it if that is what it takes, and writes its note.
+        ``version`` is that of its row. Raises NotReady and SQLAlchemy's errors."""
         ours = (self._ledger.epoch().text, version)
         if self._ours.get(show_id) == ours:
             return 0
@@ -164,6 +166,8 @@ class ImportedShows:
         return ours
 
     def _import(self, show_id: str) -> RecomputeReport:
+        """Write the caps of a show, and of all limits, and bring the show's procs into the ledger. Raises NotReady and
+        SQLAlchemy's errors."""
         reseed_limits(self._engine, self._ledger, [show_id])
         # A recompute under way may have seen the show unmanaged: new numbers keep it from retiring the show's entries.
         renew_entries(self._ledger, show_id)

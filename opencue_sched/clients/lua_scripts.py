@@ -48,6 +48,7 @@ def load_script(name: str) -> LuaScript:
 
 
 def _expand(path: Path) -> str:
+    """The text of a script with the text of each file that it includes, in any depth, in the include's place."""
     text = path.read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda found: _expand(lua_directory() / "includes" / f"{found[1]}.lua"), text)
 

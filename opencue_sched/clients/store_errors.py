@@ -219,6 +219,7 @@ def failure_reason(error: Exception) -> str:
 
 
 def _sqlstate(error: BaseException | None) -> str:
+    """The SQLSTATE of an error of PostgreSQL; empty for any other error."""
     orig = error.orig if isinstance(error, DBAPIError) else None
     return getattr(orig, "pgcode", None) or ""
 

@@ -266,6 +266,8 @@ class JobIterator(Iterator[Job]):
         return next(self._jobs)
 
     def _read(self) -> Iterator[Job]:
+        """The jobs that are wanted, as they are when their turn comes. One that nobody can read is put into the
+        trash."""
         for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
             # The page was read a while ago: by now the job may be gone, or claimed.
             latest = self.board.job(listing.uuid) if self.only_unclaimed or self.ensure_fresh else listing
@@ -377,6 +379,7 @@ class JobBoard(BoardScripts):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        """Raise JobFailure, with words for people, where Redis fails or refuses."""
         try:
             yield
         except RedisError as error:

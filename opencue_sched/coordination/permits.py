@@ -54,6 +54,8 @@ class FramePermits:
         return sum(self._call("permits_drop", frames, owner))
 
     def _call(self, script: str, frames: Sequence[Permitted], *args: str | int) -> list[Any]:
+        """The script's answers for the permits of the frames, one for each PERMITS_PER_CALL of them, in one round
+        trip."""
         permits = [frame_permit(self._namespace, frame_id, version) for frame_id, version in frames]
         calls = [ScriptCall(script, chunk, args) for chunk in chunks(permits, PERMITS_PER_CALL)]
         return call_scripts(self._client, calls)[0] if calls else []

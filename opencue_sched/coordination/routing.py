@@ -72,6 +72,8 @@ class Router:
         return self._group_queue if self._fixed or str(self._group_queue) in self._consumed else self._type_queue
 
     def _look(self) -> None:
+        """Read which instances work and which queues they consume, unless that was read less than REMEMBERED_SECONDS
+        ago. Under ``_lock``. Raises RedisError."""
         now = boot_clock()
         if now - self._read_at < REMEMBERED_SECONDS:
             return

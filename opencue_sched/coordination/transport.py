@@ -131,6 +131,7 @@ class _Unacknowledged(kombu_redis.QoS):
 
     @property
     def _given_up(self) -> bool:
+        """Whether the channel has no connection any more, so that no message can be acknowledged or put back."""
         connection = self.channel.connection
         return connection is None or connection.client is None
 
@@ -152,6 +153,7 @@ class _Guarded:
     alike."""
 
     def _get_client(self) -> Any:
+        """The class of the clients that kombu makes for this channel."""
         return _CheckingClient
 
     def _create_client(self, asynchronous: bool = False) -> Any:

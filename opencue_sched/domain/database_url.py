@@ -88,6 +88,7 @@ def read_database_url(url: str) -> DatabaseUrl:
 
 
 def _of_authority(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hosts and their ports before the path of a URL, an empty text where one is left out. Raises InvalidInput."""
     parts = [_HOST.fullmatch(part) for part in text.split(",")] if text else []
     servers = [(part["address"] or part["name"] or "", part["port"] or "") for part in parts if part]
     if len(servers) < len(parts):
@@ -121,6 +122,7 @@ def _is_port(text: str) -> bool:
 
 
 def _address(host: str, port: str) -> str:
+    """Host and port as a URL has them: an IPv6 address in brackets, and no colon without a port."""
     return (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
 
 

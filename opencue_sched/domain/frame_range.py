@@ -66,6 +66,7 @@ class FrameRange:
 
     @cached_property
     def _positions(self) -> dict[int, int]:
+        """The place of each frame number in the range, from 0."""
         return {number: position for position, number in enumerate(self.numbers)}
 
 
@@ -127,4 +128,5 @@ def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
 
 
 def _unreadable(text: str, piece: str, problem: str) -> InvalidInput:
+    """The error for a piece of a range that cannot be used; long texts are cut to 60 characters."""
     return InvalidInput(f"frame range {text[:60]!r}: {piece[:60]!r} {problem}")

@@ -34,6 +34,8 @@ def past_moment_of(words: str) -> datetime:
 
 
 def _of_a_day(typed: str) -> datetime | None:
+    """The moment that an ISO date, with or without a time, names, local unless an offset follows; None for any other
+    text, and for a moment that has no four-digit year in some zone."""
     try:
         moment = datetime.fromisoformat(typed).astimezone()
         moment + timedelta(days=2)  # in every zone the year has four digits, or nobody could read it again

@@ -147,6 +147,8 @@ def with_password(url: str, password: str) -> str:
 
 
 def _sentinels(parts: SplitResult) -> tuple[tuple[str, int], ...]:
+    """The addresses of a Sentinel URL, with SENTINEL_PORT where none is given. Raises InvalidInput for one without a
+    host or a service."""
     authority = parts.netloc.rpartition("@")[2]
     named = [node if ":" in node else f"{node}:{SENTINEL_PORT}" for node in authority.split(",")]
     nodes = [node.rpartition(":") for node in named]
@@ -156,6 +158,7 @@ def _sentinels(parts: SplitResult) -> tuple[tuple[str, int], ...]:
 
 
 def _tls_options(scheme: str, query: dict[str, str]) -> dict[str, str | bool] | None:
+    """The TLS options of a URL by redis-py's names; None where it asks for no TLS. Raises InvalidInput."""
     if scheme != "rediss" and not _BOOLEANS.get(query.get("ssl", "").lower(), False):
         return None
     options: dict[str, str | bool] = {"ssl_cert_reqs": "required"}
