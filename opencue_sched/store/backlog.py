@@ -307,6 +307,7 @@ def fetch_portions(
 
 
 def _backlog_rows(rows: Iterable[Row[Any]]) -> BacklogRows:
+    """The layers of these rows with their jobs, and the layers whose rows make no sense; layers of one job share it."""
     jobs: dict[str, Job | str] = {}
     found = BacklogRows([], [])
     for row in rows:
@@ -341,6 +342,7 @@ def _layer_or_why(row: Row[Any]) -> Layer | str:
 
 
 def _job(row: Row[Any]) -> Job:
+    """The job of a row. Raises InvalidInput where a row of it is missing, or an id cannot be used in Redis."""
     if row.int_priority is None or not row.has_folder_caps:
         raise InvalidInput(f"job {row.pk_job}: its row of job_resource or folder_resource is missing")
     check_ids(row.pk_job, row.pk_folder, row.pk_dept)
@@ -361,6 +363,8 @@ def _job(row: Row[Any]) -> Job:
 
 
 def _layer(row: Row[Any]) -> Layer:
+    """The layer of a row. Raises InvalidInput where it asks for more than there can be, or an id cannot be used in
+    Redis."""
     for column, most in _MOST.items():
         if getattr(row, column) > most:
             raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
@@ -396,20 +400,25 @@ def _frame(
     memory_kb: int | None,
     failed_on: str | None,
 ) -> Frame:
+    """A frame that waits, of columns in the order of the statement: ``since`` in epoch seconds, ``failed_on`` host ids
+    with blanks between."""
     hosts = tuple(failed_on.split()) if failed_on else ()
     return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since), failed_on=hosts)
 
 
 def _finite(seconds: float | None) -> float | None:
+    """The seconds, or None for those of an infinite timestamp."""
     return None if seconds is None or not math.isfinite(seconds) else seconds
 
 
 # Few spellings, many layers: each set and tuple is kept once.
 @lru_cache(maxsize=10_000)
 def _tags(text: str) -> frozenset[str]:
+    """The tags of a column; layers that have the same share one set."""
     return frozenset(map(intern, normalise_tags(text)))
 
 
 @lru_cache(maxsize=10_000)
 def _services(text: str) -> tuple[str, ...]:
+    """The services of a column, with commas between; layers that have the same share one tuple."""
     return tuple(intern(service) for part in text.split(",") if (service := part.strip()))

@@ -148,5 +148,6 @@ class PersistentFences:
         return bool(row.claimed), int(row.highest or 0)
 
     def _rows(self, statement: TextClause, **values: object) -> list[Any]:
+        """The rows of one statement, which is a transaction by itself."""
         with self._engine.connect() as connection:
             return list(connection.execute(statement, values))

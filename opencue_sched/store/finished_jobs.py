@@ -98,6 +98,7 @@ def lock_due(
 
 
 def _bound(scope: UpkeepScope) -> dict[str, object]:
+    """The scope as parameters of the statements here."""
     return {"facility": scope.facility, "beside_cuebot": scope.beside_cuebot}
 
 

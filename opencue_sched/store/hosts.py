@@ -180,6 +180,8 @@ def _hosts(rows: Iterable[Row[Any]]) -> list[Host]:
 
 
 def _host(row: Row[Any]) -> Host:
+    """The host of a row. Raises ValueError for amounts that no host has; cores that are locked on its RQD are left
+    out."""
     if row.int_cores <= 0 or row.int_mem <= 0:
         raise ValueError(f"the host has {row.int_cores} centicores and {row.int_mem} KB")
     if max(row.int_cores, row.int_gpus) > INT_MAX or max(row.int_mem, row.int_gpu_mem) > MOST_KB:
@@ -212,6 +214,7 @@ _os_names = lru_cache(maxsize=1_000)(os_names)
 
 @lru_cache(maxsize=10_000)
 def _tags(*tags: str | None) -> frozenset[str]:
+    """The tags that are there; hosts that have the same share one set."""
     return frozenset(intern(tag) for tag in tags if tag)
 
 

@@ -121,6 +121,7 @@ _HOLDERS = """
 
 @cache
 def _statement(template: str, *, has_holders: bool) -> str:
+    """A statement about limits, by whether the schema has the table of holders (``limit_host``)."""
     return template.format(
         limits=_LIMITS,
         reported=_REPORTED if has_holders else _NOTHING_REPORTED,
@@ -131,6 +132,7 @@ def _statement(template: str, *, has_holders: bool) -> str:
 
 @cache
 def _compiled(template: str, *, has_holders: bool) -> TextClause:
+    """The statement for SQLAlchemy, made once for each schema."""
     return text(_statement(template, has_holders=has_holders))
 
 

@@ -186,6 +186,7 @@ def fetch_requirements(
 def _waiting_work(
     connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts, wanted: Mapping[str, object]
 ) -> Sequence[Row[Any]]:
+    """The rows of _WAITING_WORK, as this schema can answer it. ``wanted``: its other parameters."""
     # First, because with_start_after formats the template, which fails for a name that it does not know.
     template = _WAITING_WORK.replace("{limit_use}", limit_use(has_holders=facts.has_limit_holders))
     statement = with_start_after(template, facts.has_start_after)

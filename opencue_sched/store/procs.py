@@ -204,6 +204,7 @@ def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> 
 
 
 def _named(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Runs (proc id, frame id) as parameters of _FRAMES and _PROCS."""
     return {"run_procs": texts(proc for proc, _ in runs), "run_frames": texts(frame for _, frame in runs)}
 
 

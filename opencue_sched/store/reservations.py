@@ -292,5 +292,6 @@ def grant_reservations(connection: Connection, reservations: Mapping[str, Reserv
 
 
 def _parameters(reservations: Mapping[str, Reservation]) -> dict[str, Any]:
+    """Reservations, by host id, as parameters of _RENEW and _GRANT."""
     rows = [{"host": host_id, **asdict(reservation)} for host_id, reservation in reservations.items()]
     return {"hosts": list(reservations), "holds": json.dumps(rows)}

@@ -186,6 +186,7 @@ def absent_backlog_triggers(connection: Connection) -> list[str]:
 
 
 def _absent_triggers(connection: Connection, *, has_start_after: bool) -> list[str]:
+    """The triggers that name what changes in the backlog and that are missing or disabled."""
     wanted = [*_BACKLOG_TRIGGERS, *([_START_TIMES_TRIGGER] if has_start_after else [])]
     tables, triggers = zip(*wanted, strict=True)
     return list(connection.execute(_ABSENT, {"tables": list(tables), "triggers": list(triggers)}).scalars())
@@ -314,6 +315,7 @@ def migration_lock(connection: Connection) -> Iterator[None]:
 
 
 def _alembic(url: str) -> Config:
+    """Alembic's configuration for our migrations, which the wheel ships inside the package."""
     from alembic.config import Config  # slow to load, and most processes never migrate
 
     package = Path(__file__).resolve().parent.parent

@@ -124,6 +124,7 @@ class FramesWay:
 
 
 def _functions(connection: Connection) -> list[_Function]:
+    """The functions of both triggers, as they are in the database now."""
     return [
         _Function(
             row.trigger, row.function, row.body, row.definition, row.enabled and row.type == _AFTER_UPDATE_FOR_EACH_ROW
