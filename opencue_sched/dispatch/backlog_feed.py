@@ -174,6 +174,8 @@ class BacklogFeed:
         self.note(sizes.keys() - {portion.layer_id for portion in portions})
 
     def _with_others(self, waiting: Waiting, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+        """The frames of a layer, those that failed with the word whether more hosts could take them (OtherHosts.note):
+        where a farm is divided, this process does not know all hosts."""
         shares = self.shares([waiting.job.show_id])
         return self._others.note(waiting, frames, {share.alloc_id for share in shares if share.burst_centicores > 0})
 
@@ -291,6 +293,7 @@ class BacklogFeed:
     # Inside
 
     def _read_all(self) -> None:
+        """Read all that waits, for the first time. Under ``_reading``. Errors of PostgreSQL go to the caller."""
         read_at = self.backlog.instant()
         self._read_shows()
         rows = ask(
@@ -306,6 +309,8 @@ class BacklogFeed:
         log.info("backlog_listed", layers=len(self.backlog))
 
     def _read_shows(self) -> None:
+        """Read what the shows may do, and the limits. Wakes shows that may book since now. Under ``_reading``; errors
+        of PostgreSQL go to the caller."""
         read_at = self._clock()
 
         def read(connection: Any) -> tuple[Sequence[Row[Any]], Mapping[str, Row[Any]]]:

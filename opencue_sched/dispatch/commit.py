@@ -401,9 +401,11 @@ class _Commit:
         return [replace(proc, frame=replace(proc.frame, version=versions[proc.frame.id])) for proc in kept], lost
 
     def _elapsed(self) -> float:
+        """Seconds since the booking in Redis began."""
         return self.clock() - self.booked_at
 
     def _is_late(self, share: float) -> bool:
+        """Whether this share of the commit's deadline is over."""
         return self._elapsed() > share * self.deadline
 
     def _check_time(self) -> None:
@@ -474,6 +476,7 @@ def _changed(proc: PlannedProc, memory_kb: int, layer: Row[Any], now: tuple[obje
 
 
 def _planned_on(proc: PlannedProc) -> tuple[object, ...]:
+    """What a plan rested on for this proc, in the order of _RESTS_ON."""
     layer, vertices = proc.layer, proc.vertices
     return (
         layer.cores_min_centicores,
@@ -489,6 +492,7 @@ def _planned_on(proc: PlannedProc) -> tuple[object, ...]:
 
 
 def _now(layer: Row[Any]) -> tuple[object, ...]:
+    """What a plan rests on as the commit has read it under its locks, in the order of _RESTS_ON."""
     return (
         layer.int_cores_min,
         layer.int_cores_max,

@@ -119,6 +119,9 @@ class HostFeed:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
     def _fetch(self, facility_id: str, tags: Sequence[str] | None, of_buckets: Collection[int]) -> list[Host]:
+        """Read a facility's hosts in these buckets that reported within ``host_staleness_threshold`` (seconds):
+        FIRST_READ_HOSTS at most of those with one of the tags, or all (``tags`` None). Errors of PostgreSQL go to the
+        caller."""
         staleness = self._settings.host_staleness_threshold
         if tags is None:
             return ask(self._engine, fetch_buckets, [facility_id], staleness, of_buckets)

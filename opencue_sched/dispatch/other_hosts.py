@@ -86,6 +86,7 @@ class OtherHosts:
             return known.hosts
 
     def _read(self, connection: Connection, facility_id: str, tags: frozenset[str]) -> Sequence[tuple[Host, int]]:
+        """One host of each kind that takes frames now, with how many there are of it; what runs there is not read."""
         counts: Mapping[str, int] = fetch_host_kinds(connection, [facility_id], tags, self._staleness)
         hosts = fetch_hosts_by_id(connection, sorted(counts), self._staleness, but_running=counts)
         return [(host, counts[host.id]) for host in hosts]

@@ -154,4 +154,5 @@ def booking_of(planned: PlannedProc) -> Booking:
 
 
 def _because(error: RqdFailure, reason: str) -> RqdFailure:
+    """The failure of a launch whose outcome stays unknown, with the reason why."""
     return RqdFailure(f"{error}; {reason}", outcome_unknown=True)

@@ -87,13 +87,16 @@ class WholeLayers:
         return given_up
 
     def _is_asked_for(self, waiting: Waiting) -> bool:
+        """Whether the layer is small, and this pass does not have it to itself yet."""
         return waiting.frames <= self._most_frames and waiting.layer.id not in self._had
 
     def _leave(self, layer_ids: Collection[str]) -> None:
+        """Have this pass plan no frame of these layers: other passes have them."""
         self._left_alone.update(layer_ids)
         self.leaves_some |= bool(layer_ids)
 
 
 def _permit(waiting: Waiting) -> Permitted:
+    """What the permit of a whole layer is for: its id, and a version that changes when frames of it come to wait."""
     # Its frames that are tried again, or come anew, count under another version.
     return waiting.layer.id, waiting.layer.count_version

@@ -68,6 +68,7 @@ _SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of 
 
 
 def _text(value: Any) -> Any:
+    """A whole number as the text that it may stand for; any other value as it is."""
     return str(value) if type(value) is int else value
 
 
@@ -96,6 +97,8 @@ def _words(value: Any) -> Any:
 
 
 def _stored(join: Callable[[list[str]], str], most: int) -> AfterValidator:
+    """A check that the words, joined as they are stored, take no more than ``most`` characters."""
+
     def check(words: list[str]) -> list[str]:
         if (needed := len(join(words))) > most:
             raise ValueError(f"need {needed} characters; {most} is the most OpenCue stores")
@@ -112,6 +115,7 @@ def _centicores(value: Any) -> int:
 
 
 def _core_cap(centicores: int) -> int:
+    """A cap in centicores; 0 and less become UNLIMITED. Raises ValueError for less than one core."""
     if 0 < centicores < CENTICORES_PER_CORE:
         raise ValueError("is less than one core, so no frame could ever run; 0 or -1 is unlimited")
     return centicores if centicores > 0 else UNLIMITED
@@ -136,12 +140,14 @@ def _printable(value: str) -> str:
 
 
 def _command(command: str) -> str:
+    """A command whose tokens are all known and whose characters can be printed. Raises ValueError."""
     if unknown := unknown_tokens(command):
         raise ValueError(", ".join(f"uses the unknown token {token}{near(token.upper(), TOKENS)}" for token in unknown))
     return _printable(command)
 
 
 def _range(value: Any) -> FrameRange:
+    """A frame range from a text or a whole number. Raises ValueError."""
     text = _text(value)
     if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
         raise ValueError(f"expected a frame range of at most {_LONGEST_TEXT} characters")
@@ -149,6 +155,7 @@ def _range(value: Any) -> FrameRange:
 
 
 def _variable(name: str) -> str:
+    """The name of a variable that a job may set. Raises ValueError."""
     if not _VARIABLE.match(name):
         raise ValueError("is not the name of a variable; it has no spaces and no '='")
     if name in RESERVED_VARIABLES:
@@ -157,6 +164,8 @@ def _variable(name: str) -> str:
 
 
 def _absolute(path: str) -> str:
+    """A path that is absolute on Linux or Windows, without '..', of names that a file system takes. Raises
+    ValueError."""
     if not _ABSOLUTE_PATH.match(path):
         raise ValueError(f"{path!r} is not an absolute path; RQD writes there from any directory")
     directories = _SEPARATORS.split(path)
@@ -173,6 +182,7 @@ def _name_of(length: int) -> str:
 
 
 def _moment(value: Any) -> datetime:
+    """The moment that a text names, as of now, in local time unless it says another. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError("expected a moment, such as 2026-12-24 18:00")
     return moment_of(value, datetime.now().astimezone())
@@ -212,6 +222,8 @@ class _Keys(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: Any) -> Any:
+        """The mapping without those of our keys that have no value, as if they were left out; any other value as it
+        is."""
         if isinstance(data, Mapping):
             return {str(key): value for key, value in data.items() if value is not None or key not in cls.model_fields}
         return data
@@ -235,6 +247,8 @@ class Depend(_Keys):
 
     @model_validator(mode="after")
     def _complete(self) -> Depend:
+        """Refuse what names nothing to wait for, a frame without its layer, and a type where there is no whole
+        layer."""
         if self.job is None and self.layer is None:
             raise ValueError("names neither a layer nor a job")
         if self.frame is not None and self.layer is None:
@@ -245,6 +259,7 @@ class Depend(_Keys):
 
 
 def _of_job(depend: Depend) -> Depend:
+    """What a job, not a layer, waits for: another job, and no type. Raises ValueError."""
     if depend.job is None or depend.type is not None:
         raise ValueError("names no job" if depend.job is None else "type goes with what a layer waits for")
     return depend
@@ -386,6 +401,7 @@ def depend_of(given: Mapping[str, object], *, of_layer: bool) -> Depend:
 
 
 def _problems_together(spec: JobSpec) -> Iterator[str]:
+    """What is wrong between the fields of a job, a line each that begins with the field's path."""
     for name, times in Counter(layer.name for layer in spec.layers).items():
         if times > 1:
             yield f"layers: {times} layers are called {name!r}; a layer's name must be unique in its job"

@@ -88,6 +88,8 @@ def submit_job(
 
 
 def _submit(connection: Connection, spec: JobSpec, settings: Settings, *, dry_run: bool) -> Submitted:
+    """Store and activate a job in the caller's transaction; what the farm cannot serve is not looked for. Raises
+    InvalidFile."""
     place = _find_place(connection, spec, settings)
     show = place.show
     job = _job_row(spec, place, settings)
@@ -147,6 +149,7 @@ def _notes_on_variables(spec: JobSpec) -> Iterator[str]:
 
 
 def _job_row(spec: JobSpec, place: _Place, settings: Settings) -> dict[str, Any]:
+    """The row of a job under a new id: the file's values, else the folder's, else the show's. Cores are centicores."""
     folder, show, job_id = place.folder, place.show, new_id()
     roots = {os.lower(): root for os, root in settings.log_root.items()}
     logs = roots.get((spec.os or DEFAULT_OS).lower(), settings.log_root[DEFAULT_OS]).rstrip("/")
@@ -198,6 +201,7 @@ def _refuse_more_than_the_job_may_have(spec: JobSpec, job: Mapping[str, Any]) ->
 
 
 def _layer_row(spec: LayerSpec, layer_id: str, order: int) -> dict[str, Any]:
+    """The row of a layer, the ``order``-th of its job."""
     return spec.model_dump(exclude={"depends"}) | {
         "id": layer_id,
         "dispatch_order": order,

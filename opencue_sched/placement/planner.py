@@ -106,6 +106,7 @@ class Planner:
         self._forget_failures()
 
     def _forget_failures(self) -> None:
+        """Forget what did not fit, and what was learnt of hosts: at the start, and once frames were taken back."""
         for show in self._shows:
             # Where nothing failed there is nothing to forget: by now more is idle, not less.
             known = show.reaches.items()

@@ -97,6 +97,7 @@ def _need_text(search: Search) -> str:
 
 
 def _amount_text(need: Resources, cores: str = "") -> str:
+    """What a frame needs, in words; ``cores`` where these are not just a number."""
     cores = cores or plural(need.cores, "core")
     gpus = [plural(need.gpus, "GPU")] if need.gpus else []
     gpu_memory = [f"{memory_text(need.gpu_memory_kb)} of GPU memory"] if need.gpu_memory_kb else []

@@ -75,6 +75,7 @@ def warn_of_astray(booked_on: str, reported_by: str) -> None:
 
 @lru_cache(maxsize=10_000)
 def _log_astray(booked_on: str, reported_by: str, _minute: float) -> None:
+    """Log the pair; the cache lets each pass once a minute, while it is among the last 10,000."""
     _log.warning("frames_run_on_another_host", booked_on=booked_on, reported_by=reported_by)
 
 
@@ -116,6 +117,9 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
 def _end(
     releaser: Releaser, requests: Sequence[Request], note: Note, connection: Connection, wider: release.Counters
 ) -> RunsEnded:
+    """End runs in the caller's transaction: lock them, judge each request, stop frames, delete procs, follow
+    dependencies, and record what the runs used. Raises WiderLocks when counters turn out to be needed that are not
+    locked."""
     satisfying = satisfying_states(releaser.settings)
     named = [(request.proc_id, request.frame_id) for request in requests]
     failed_with = {request.exit_status for request in requests if isinstance(request, CompletedFrame)}
@@ -331,6 +335,8 @@ class Releaser:
         return ended.outcomes
 
     def _announce(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+        """Release the procs in the ledger and say that the hosts changed: at once, or by the thread of ``sender`` where
+        there is one."""
         if self.sender is not None:
             self.sender.put(procs, hosts)
         else:

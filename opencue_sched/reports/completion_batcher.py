@@ -113,6 +113,8 @@ class CompletionBatcher:
             return done
 
     def _run(self) -> None:
+        """Apply completions in batches until the queue is closed and empty, or given up. A batch that fails is tried
+        again, one completion at a time."""
         retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
         gather_seconds = SHORTEST_GATHER_SECONDS
         while not self._give_up.is_set() and (batch := self._next(together, gather_seconds)):

@@ -36,6 +36,8 @@ def note_early_failures(engine: Engine) -> int:
 
 
 def _note(engine: Engine) -> int:
+    """Note the failures of the last SINCE_SECONDS for which a host may be to blame, and return how many; those for want
+    of a licence are left out. Raises SQLAlchemyError."""
     with engine.begin() as connection:
         early = failed_early(connection, since=SINCE_SECONDS, early=EARLY_SECONDS, most=MOST_RUNS)
         failed = [run for run in early if may_be_of_a_host(run["status"])]

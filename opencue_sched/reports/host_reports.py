@@ -360,5 +360,6 @@ def is_resized(row: HostRow, host: ReportedHost) -> bool:
 
 
 def _find(connection: Connection, host: ReportedHost) -> HostRow | None:
+    """The row of a reporting host, by its full name, else its name; None where it has none."""
     (row,) = reports.find_hosts(connection, [(host.full_name, host.name)])
     return row

@@ -75,6 +75,7 @@ class HostInbox:
             thread.join()
 
     def _run(self) -> None:
+        """Serve hosts, one batch after the other, until the inbox is closed. An error of a batch is logged."""
         while hosts := self._next():
             try:
                 self._serve(hosts)
@@ -110,4 +111,5 @@ class HostInbox:
         return not self._gathering or len(self._mail) >= self._together
 
     def _free(self, most: int) -> list[str]:
+        """The hosts that have waited longest and are not being served, at most so many. Under the lock of ``_wake``."""
         return list(islice((name for name in self._mail if name not in self._served), most))

@@ -132,6 +132,8 @@ def read_holders(stream: IO[bytes], limit: str | None) -> dict[str, list[Holder]
 
 
 def _problems_of_line(row: Any, limit: str | None) -> list[str]:
+    """What is wrong with a line of a report, as it was parsed from JSON. ``limit``: that of all lines, None where each
+    names its own."""
     if not isinstance(row, dict):
         return ["not an object"]
     unknown = [f"there is no field {name[:60]!r}{near(name, _FIELDS)}" for name in row if name not in _FIELDS]
@@ -143,6 +145,7 @@ def _problems_of_line(row: Any, limit: str | None) -> list[str]:
 
 
 def _problems_of(limit: str, holders: Collection[Holder]) -> list[str]:
+    """What is wrong with the name of a limit and the holders of it."""
     found = _problems({"limit": limit})
     for holder in holders:
         found += _problems({"host": holder.host, "tokens": holder.tokens, "user": holder.user})
@@ -170,6 +173,7 @@ def _problems(row: Mapping[str, Any]) -> list[str]:
 
 
 def _outcome(limit: Any, holders: Collection[Holder]) -> LimitReport:
+    """What became of a report of a limit (a row of lock_limits), with a sentence for people."""
     tokens = sum(holder.tokens for holder in holders)
     if limit.outcome == "taken":
         hold, licences = "holds" if len(holders) == 1 else "hold", plural(tokens, "licence")
@@ -183,6 +187,7 @@ def _outcome(limit: Any, holders: Collection[Holder]) -> LimitReport:
 
 
 def _of_a_cuebot(*, takes_reports: bool) -> str:
+    """Why this database takes no reports; ``takes_reports``: whether its Cuebot does."""
     if takes_reports:
         return (
             "this database is a Cuebot's, which takes the reports of licence servers itself: send them to that Cuebot, "

@@ -184,6 +184,7 @@ def out_of_retries(ending: Ending, largest_host_kb: int | None) -> Ending:
 
 
 def _judge(request: CompletedFrame | LostRun, run: Run) -> RunVerdict:
+    """The verdict on a request, by its run as the database had it under the locks."""
     if not run.proc_id:
         if isinstance(request, LostRun) and request.proc_id:
             return RunVerdict.STALE

@@ -255,6 +255,8 @@ class ReportService:
         return None
 
     def _kill(self, hosts: Sequence[tuple[str, Mail]]) -> None:
+        """Kill what is to be killed on these hosts. Called by the inbox of kills; an error is told and keeps no other
+        host waiting."""
         for name, mail in hosts:
             try:
                 mail["kill"]()
@@ -338,6 +340,8 @@ class ReportService:
         return NOTHING
 
     def _accept(self, report: Any, context: Any, **mail: Any) -> None:
+        """Put a report of a host into the inbox; ends the call of an RQD whose host has no usable name
+        (INVALID_ARGUMENT), or when too many reports wait (RESOURCE_EXHAUSTED)."""
         try:
             checked_name(report.host.name.strip())
         except InvalidInput as refusal:

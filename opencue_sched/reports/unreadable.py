@@ -47,6 +47,8 @@ class UnreadableMessages:
         return read_and_answer
 
     def _tell(self, address: str, call: str) -> None:
+        """Count a message that cannot be read, and log it unless its peer had one less than TOLD_EVERY_SECONDS ago. Any
+        thread."""
         self._count("report_unreadable")
         # ipv4:10.0.0.7:51234: a port of its own for each connection.
         peer = address.partition(":")[2].rpartition(":")[0] or address

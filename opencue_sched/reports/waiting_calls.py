@@ -121,12 +121,14 @@ class WaitingCalls:
         return _LOOK_SECONDS
 
     def _next(self) -> tuple[int, Refusal | None] | None:
+        """The number of a call that ended, or was too late, with its refusal, if any; None where there is no more."""
         with suppress(IndexError):
             return self._ended.popleft()
         return None
 
 
 def _send(call: _Call, refusal: Refusal | None) -> None:
+    """Answer a call and end it; ``refusal``: the status to end it with, None for success."""
     if refusal is None:
         call.send(NOTHING)
     else:

@@ -318,6 +318,8 @@ class RqdChannels(AbstractContextManager["RqdChannels"]):
         return over
 
     def _learn(self, connection: _Connection, ended: Any, details: Any) -> None:
+        """Learn from a call that ended, by its gRPC status, whether the host answers; once it did not
+        CALLS_TO_UNREACHED times, say so. Under the lock."""
         host, code, seconds = connection.host, ended.code(), details.timeout
         if code is grpc.StatusCode.CANCELLED or connection.retired:
             return

@@ -118,6 +118,8 @@ class VirtualTimes:
             self._drawn_cores //= 2
 
     def _first_time(self, job_id: str, priority: int) -> float:
+        """The virtual time of a job that has none yet: somewhere in the first turn of its priority, by its id and this
+        shard's place."""
         # Each shard begins at another part of the turn, and these are evenly spread: of N planners one has the job's
         # first turn within an Nth of it, as one planner that served all hosts would.
         digest = blake2b(job_id.encode(), digest_size=4).digest()
