@@ -43,6 +43,8 @@ def dispatch_cluster(posting: PostingId, ticket: int | None = None, reply: Reply
 
 
 def _pass(mine: Process, posting: str, ticket: int | None) -> dict[str, object]:
+    """Make a pass for a posting and count it; what the task answers, for the posting's cluster and those planned with
+    it."""
     answer = mine.dispatcher.dispatch(posting, ticket)
     if isinstance(answer, ClaimRefused):
         fleet_metrics.messages_dropped.labels(answer.reason).inc()

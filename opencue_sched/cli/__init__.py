@@ -107,6 +107,8 @@ def main() -> None:
 
 
 def _run() -> None:
+    """Run the command, and end the process with its exit status unless that is 0. An error with words for people is
+    printed in these; any other is raised."""
     try:
         status = cli(prog_name="opencue-sched", standalone_mode=False)
         if isinstance(status, int) and status:

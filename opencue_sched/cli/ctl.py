@@ -105,6 +105,8 @@ def _uuids(postings: ClusterPostings, cluster: str) -> list[str]:
 
 
 def _update(cluster: str, how: Update, value: str | int = "", *, force: bool = False) -> None:
+    """Change all postings of a cluster, by its key, or one by its uuid. Raises SchedulerError when one is claimed,
+    unless ``force``, or when none could be changed; those that could stay changed."""
     with redis_store() as client:
         postings = cluster_postings(client, get_settings())
         answers = [postings.update(uuid, how, value, force=force) for uuid in _uuids(postings, cluster)]
@@ -241,6 +243,8 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
 
 
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
+    """Enqueue and wake the posting of a cluster, and answer what was sent; with ``timeout`` (seconds) wait for the
+    pass, and answer what came of it."""
     from opencue_sched.celery import app
 
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility

@@ -206,6 +206,7 @@ class Commands(click.Group):
         super().__init__(self._words[-1], help=does or COMMANDS[words][1])
 
     def _help(self, does: str, example: str) -> str:
+        """The help of a command of this group: what it does, and an example."""
         return f"{does}\n\nExample: {' '.join(self._words)} {example}"
 
     def answers(

@@ -52,6 +52,7 @@ def change_job(engine: Engine, change: JobChange, job_id: str, *, priority: int)
 
 
 def _set(engine: Engine, change: JobChange, job_id: str, priority: int) -> str:
+    """Pause or unpause a job, or set its priority, with a comment that says so; returns what was done, in words."""
     did = f"priority {priority}" if change is JobChange.PRIORITY else f"{change.value}d"
     with engine.begin() as connection:
         if change is JobChange.PRIORITY:

@@ -124,5 +124,6 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
 
 
 def _where(row: FrameView, path: str) -> str:
+    """A sentence that says where the log of a frame is that this machine does not see."""
     where = f"on {row.host}" if row.host else "that has not run yet"
     return f"the log of {row.name} {where} is not visible on this machine: {row.loki_url or path}"

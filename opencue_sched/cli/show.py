@@ -109,6 +109,7 @@ _FOLDER_COLUMNS = Columns(
 
 
 def _percent(used_cores: int, size_centicores: int) -> float | None:
+    """How much of a size is in use, in percent with two decimals; None for a size of 0."""
     return round(100 * used_cores * CENTICORES_PER_CORE / size_centicores, 2) if size_centicores > 0 else None
 
 

@@ -249,6 +249,7 @@ def _changed(engine: Engine, settings: Settings, chosen: Chosen) -> str:
 
 
 def _wanted(chosen: Chosen) -> tuple[str, str, str | None]:
+    """What decides what is read: when it changes, the view is read at once."""
     return chosen.show, chosen.job, chosen.explained
 
 
@@ -281,6 +282,8 @@ def pressed(key: str, chosen: Chosen, view: FarmView) -> Chosen | None:
 
 
 def _typed(name: str, chosen: Chosen) -> Chosen:
+    """What is chosen after a key while a text is typed, by the key's name. Enter ends typing, and Escape empties the
+    text as well."""
     text = getattr(chosen, chosen.typing)
     if chosen.typing == "priority":
         return _typed_priority(name, chosen)
@@ -400,6 +403,7 @@ def farm_lines(read: Read, chosen: Chosen, width: int, height: int) -> list[Line
 
 
 def _header(read: Read) -> Iterator[Line]:
+    """The lines at the top: the farm's figures, and in red how old these are while they cannot be read."""
     view = read.view
     hosts, down, locked = (
         sum(allocation[name] for allocation in view["allocations"]) for name in ("hosts", "hosts_down", "hosts_locked")
@@ -429,6 +433,7 @@ def _allocations(allocations: Sequence[AllocationUse], width: int, most: int) ->
 
 
 def _fleet(view: FarmView) -> Iterator[Line]:
+    """The line that says who leads, and the one of the workers; in red where nobody does their work."""
     leader, workers = view["fleet"]["leader"], view["fleet"]["workers"]
     if leader["fence"] is None:
         yield "no beat leads: nothing periodic is done; start `celery -A opencue_sched beat`", "bold red"
@@ -460,6 +465,7 @@ def _table(columns: Columns, rows: Sequence[Any], styles: Sequence[str], width: 
 
 
 def _help(chosen: Chosen, view: FarmView) -> str:
+    """The line at the bottom: a question and its keys, what came of a change, or the keys that do something now."""
     if chosen.asked is not None:
         names = {job["id"]: job["name"] for job in view["jobs"]}
         name = names.get(chosen.on or "", "this job")

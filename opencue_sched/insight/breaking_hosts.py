@@ -20,6 +20,7 @@ def find_breaking_hosts(connection: Connection, settings: Settings) -> dict[str,
 
 
 def _words(row: Row[Any]) -> str:
+    """A sentence that names a host, how much failed there within the last hour, and the first of the jobs."""
     more = len(row.names) - _NAMES_TOLD
     jobs = ", ".join(row.names[:_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
     frames = plural(row.frames, "frame")

@@ -179,6 +179,7 @@ def show_uses(connection: Connection, facility: str | None) -> Sequence[ShowUse]
 
 
 def _limit(limit: Row[Any]) -> LimitUse:
+    """What the farm view says of a row of fetch_limits."""
     return {
         "name": limit.name,
         "counts": "machines" if limit.counts_machines else "frames",
@@ -192,10 +193,12 @@ def _limit(limit: Row[Any]) -> LimitUse:
 
 
 def _fullest(limit: LimitUse) -> tuple[float, str]:
+    """A key that sorts limits by how much of them is used, the fullest first, then by name."""
     return -limit["used"] / max(1, limit["most"]), limit["name"]
 
 
 def _off(show: Row[Any], subscriptions: Sequence[object]) -> str:
+    """Why a show may not book, in words with commas between; empty where nothing keeps it from that."""
     words = (
         (not show.active, "inactive"),
         (not show.managed, "not managed"),
@@ -207,6 +210,7 @@ def _off(show: Row[Any], subscriptions: Sequence[object]) -> str:
 
 
 def _job(row: Row[Any], verdicts: LayerVerdicts, unreached: Row[Any] | None, now: float) -> JobUse:
+    """What the farm view says of a job: its figures, and why it waits. ``now``: epoch seconds."""
     why = _why(row, verdicts, unreached, now)
     return {
         **named(row, _OF_JOB),

@@ -64,6 +64,8 @@ def flagged_words(names: Sequence[str]) -> str:
 
 
 def _ranges(names: Iterable[str]) -> str:
+    """Names in words, shortened to ranges (``name_ranges``); of more than MOST_NAMED ranges the rest is only
+    counted."""
     ranges = name_ranges(names)
     if len(ranges) > MOST_NAMED:
         rest = len(ranges) - MOST_NAMED + 1

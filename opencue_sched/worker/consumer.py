@@ -70,6 +70,7 @@ class TolerantConsumer(Consumer):
         self._drop(message, f"cannot be decoded: {type(exc).__name__}")
 
     def _drop(self, message: Any, problem: str) -> None:
+        """Count and log a message that cannot be used, and take it off its queue."""
         note_unreadable(
             "task",
             problem,

@@ -265,6 +265,8 @@ class FleetCensus:
         )
 
     def _census(self) -> float:
+        """Count queues and farm if this beat leads; returns the pause in seconds. Raises SchedulerError,
+        SQLAlchemyError and RedisError."""
         if self._leads():
             self.look_at_queues()
             self.look_at_farm()

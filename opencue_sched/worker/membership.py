@@ -102,6 +102,8 @@ class Membership:
         fleet_metrics.messages_moved.inc(drain_dead_instances(self._client, self.namespace, members))
 
     def _refresh(self) -> float:
+        """Write what this process does and cannot reach into its presence; returns the pause in seconds. Raises
+        InstanceTaken and RedisError."""
         if self.presence is not None:
             unreached = tuple(self.unreached())
             backlog_age_seconds, deaf = self.backlog()

@@ -61,6 +61,8 @@ class Messenger:
             log.warning("events_left_to_beat", error=str(error))
 
     def _put(self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None) -> None:
+        """Send a message for a posting to a queue, ahead of others where a reply is waited for. Raises OperationalError
+        and RedisError."""
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
         self._send(
             DISPATCH_TASK,

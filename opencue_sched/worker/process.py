@@ -162,6 +162,7 @@ class Process:
             self._closing.callback(give_back)
 
     def _make_listener(self) -> NotificationListener:
+        """The listener that calls this process's handlers. It is started by `listen`."""
         return NotificationListener(
             self.engine,
             {
@@ -313,6 +314,7 @@ class Process:
             self.event_wakes.wake()
 
     def _has_receiver(self) -> bool:
+        """Whether this process sends events of jobs: it has a receiver, and no Cuebot is there, which sends mails."""
         return receiver_of(self.settings.events) is not None and not self.scope.beside_cuebot
 
     def _note_receiver(self) -> None:
