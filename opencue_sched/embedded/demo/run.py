@@ -130,6 +130,8 @@ def _job(farm: _Stage, options: DemoOptions) -> dict[str, object]:
 
 
 def _collect(farm: _Stage, options: DemoOptions) -> Path:
+    """Copy the pictures to the directory of the output, in place of older ones; returns the path of the contact
+    sheet."""
     options.output.mkdir(parents=True, exist_ok=True)
     picture = options.output / _CONTACT_SHEET
     shutil.copyfile(farm.frames_directory / _CONTACT_SHEET, picture)
@@ -140,6 +142,7 @@ def _collect(farm: _Stage, options: DemoOptions) -> Path:
 
 
 def _audit(farm: _Stage) -> Report:
+    """Audit the farm's books, with the settings of its workers."""
     environment = farm.fleet.environment
     settings = Settings(
         database_url=SecretStr(environment["OPENCUE_SCHED_DATABASE_URL"]),
@@ -153,6 +156,8 @@ def _audit(farm: _Stage) -> Report:
 def _summarise(
     farm: _Stage, options: DemoOptions, seconds: float, report: Report, picture: Path, console: Console
 ) -> None:
+    """Print how fast the frames were, what the audit found, and where pictures, page and metrics are. ``seconds``: how
+    long the job took."""
     frames = options.frames + 1  # and the contact sheet
     console.print(
         f"\n[bold]{frames} of {frames} frames[/bold] in {seconds:.1f} s on {options.hosts} RQDs "
@@ -173,6 +178,7 @@ def _summarise(
 
 
 def _keep(farm: _Stage, console: Console) -> None:
+    """Say how to talk to the farm, and wait for Ctrl-C."""
     console.print("\nThe farm stays up. To talk to it:")
     for name in ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "LOG_ROOT"):
         value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
@@ -183,6 +189,7 @@ def _keep(farm: _Stage, console: Console) -> None:
 
 
 def _show_logs(farm: _Stage, console: Console) -> None:
+    """Print the last 15 lines of each log of the farm."""
     for log in sorted(farm.directory.glob("*.log")):
         console.print(f"\n[bold]{log.name}[/bold]")
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:

@@ -245,6 +245,7 @@ class Farm:
         return made
 
     def _host_tags(self, spec: HostSpec, ids: HostIds, alloc: AllocIds) -> list[dict[str, Any]]:
+        """The rows of a host's tags."""
         wanted = [("MANUAL", tag) for tag in spec.tags] + [("HARDWARE", tag) for tag in spec.hardware_tags]
         if spec.alloc_tag:
             wanted.append(("ALLOC", alloc.tag))
@@ -289,6 +290,7 @@ class Farm:
         return LayerIds(self.new_id(), layer.name or f"layer{position + 1}", frames)
 
     def _insert_layers(self, layers: Sequence[tuple[JobIds, int, LayerSpec]]) -> None:
+        """Insert layers, each given as its job, its place there from 0 and what it is, with their frames and limits."""
         rows, delayed, frames, limits = [], [], [], []
         for job, position, spec in layers:
             ids = job.layers[position]
@@ -357,6 +359,7 @@ class Farm:
         return self._depend(row, er.frames)
 
     def _depend(self, row: Mapping[str, Any], frames: Sequence[str]) -> str:
+        """Insert a dependency and have these frames wait for it; returns its id."""
         depend_id = self.new_id()
         external = row["pk_job_depend_er"] != row["pk_job_depend_on"]
         target = {"str_target": "EXTERNAL" if external else "INTERNAL", "str_signature": depend_id}

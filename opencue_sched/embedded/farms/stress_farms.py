@@ -185,6 +185,7 @@ def _hosts(
 def _jobs(
     shape: StressShape, prefix: str, show: ShowIds, facility: str, tags: Sequence[str], chance: random.Random
 ) -> list[JobSpec]:
+    """The jobs of a show: priorities from 1 to 200 by their names, and tags out of ``tags`` by ``chance``."""
     names = [f"{prefix}_j{number:04d}" for number in range(shape.jobs)]
     return [
         JobSpec(

@@ -288,6 +288,7 @@ class SimulatedHost:
         raise SimulatedRefusal(behaviour.refusal)
 
     def _start(self, frame: rqd_pb2.RunFrame) -> FrameRun:
+        """Begin a frame that RQD was told to run. Called in the event loop."""
         run = FrameRun(
             host_name=self.spec.name,
             frame_id=frame.frame_id,
@@ -344,6 +345,8 @@ class SimulatedHost:
     def _end_with(
         active: _Active, status: int, signal_number: int, *, after: float = 0.0, killed: bool = False
     ) -> None:
+        """Have a frame end with this status and signal in ``after`` seconds, unless it has an end by then."""
+
         def end() -> None:
             # A frame may be killed after its own end has been set, or the reverse: the first one counts.
             if not active.end.done():

@@ -178,6 +178,7 @@ class SimulatedFarm(Startable):
         return [text for served in self._served.values() for text in served.host.violations]
 
     async def _start(self) -> None:
+        """Begin to serve all hosts, each at an address of its own. Called in the event loop."""
         if self.report_address:
             self._channel = grpc.aio.insecure_channel(self.report_address, options=[("grpc.enable_http_proxy", 0)])
             self.reports = report_pb2_grpc.RqdReportInterfaceStub(self._channel)
@@ -187,6 +188,7 @@ class SimulatedFarm(Startable):
             await served.start()
 
     async def _stop(self) -> None:
+        """Crash all hosts, and end what else runs in the event loop."""
         for served in self._served.values():
             await served.crash()
         if self._channel is not None:
@@ -202,6 +204,8 @@ class SimulatedFarm(Startable):
         return f"127.1.{(number + 1) // 256}.{(number + 1) % 256}:{self._port}"
 
     def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """What the coroutine returns, run in the event loop for another thread. Raises TimeoutError after
+        _CALL_SECONDS."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
 
 
@@ -249,6 +253,7 @@ class _Servicer(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
         return rqd_pb2.RqdStaticReportStatusResponse(host_report=self._host.host_report())
 
     async def _passed(self, name: str) -> None:
+        """Wait while the host is frozen, then count the call."""
         await self._served.gate.wait()
         self._served.calls[name] += 1
 
@@ -294,6 +299,7 @@ class _ServedHost:
         return await self._send("ReportStatus", request)
 
     async def _report_for_ever(self) -> None:
+        """Report the start, and then the host again and again, after times between the two of ``report_seconds``."""
         boot = report_pb2.RqdReportRqdStartupRequest(boot_report=self.host.boot_report())
         await self._send("ReportRqdStartup", boot)
         shortest, longest = self._farm.report_seconds
@@ -303,6 +309,7 @@ class _ServedHost:
             await self.report_status()
 
     async def _completed(self, run: FrameRun, frame: Any) -> None:
+        """Report the end of a frame, where anybody is to hear of it; the run says whether that was delivered."""
         if not self._farm.report_address or self.host.behaviour.completions_lost:
             run.completion_delivered = False
             return

@@ -80,6 +80,7 @@ class Fleet:
         return self.directory / f"{name}.log"
 
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> GuardedProcess:
+        """Start a process of the fleet under this name. Raises ServiceFailed if one of that name runs already."""
         if name in self.processes:
             raise ServiceFailed(f"{name} is running already")
         process = self.process_type(
@@ -93,6 +94,8 @@ class Fleet:
         return process
 
     def _wait_for(self, process: GuardedProcess, event: str) -> None:
+        """Wait until the process has logged the event. Raises ServiceFailed when it ended before, or after
+        _READY_SECONDS."""
         name, deadline = process.log.stem, time.monotonic() + _READY_SECONDS
         while event not in process.log.read_text(encoding="utf-8", errors="replace"):
             if not process.running:

@@ -121,6 +121,7 @@ def _has_room(place: Path) -> bool:
 
 
 def _walkable(directory: Path) -> bool:
+    """Whether any user may pass through the directory and all above it."""
     place = directory.resolve()
     return all(step.stat().st_mode & stat.S_IXOTH for step in (place, *place.parents))
 
@@ -218,6 +219,8 @@ class GuardedProcess(Startable):
         return self
 
     def _read_pid(self, guard: subprocess.Popen[bytes]) -> int:
+        """The pid of the process, as its guard writes it once it has started. Raises ServiceFailed after
+        _START_SECONDS."""
         assert guard.stdout is not None  # noqa: S101 - stdout=PIPE above
         with guard.stdout as pipe:
             ready, _, _ = select.select([pipe], [], [], _START_SECONDS)

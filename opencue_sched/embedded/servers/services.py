@@ -180,11 +180,14 @@ class EmbeddedServer(Startable):
         """Whether the server takes a connection."""
 
     def _server(self) -> GuardedProcess:
+        """The running process. Raises ServiceFailed before start()."""
         if self._process is None:
             raise ServiceFailed(f"the embedded {self.name} is not started")
         return self._process
 
     def _start_server(self) -> None:
+        """Start the server and wait until it answers, on another port where this one was taken. Raises
+        ServiceFailed."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             if self.port == 0 or attempt > 1:
                 self.port = free_port()
@@ -200,6 +203,7 @@ class EmbeddedServer(Startable):
                 return
 
     def _wait_until_ready(self, process: GuardedProcess) -> None:
+        """Wait until the server answers. Raises ServiceFailed when it ended, or after _START_SECONDS."""
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if not process.running:
@@ -260,6 +264,7 @@ class EmbeddedPostgres(EmbeddedServer):
         self._start_server()
 
     def _create_directory(self) -> None:
+        """Make the server's directory with a cluster in it. Raises ServiceFailed where initdb fails."""
         directory = self._directory = private_directory("postgres", in_memory=self._in_memory)
         self._programs = self._given or self._usable_installation(directory) / "bin"
         data = directory / "data"
