@@ -29,16 +29,16 @@ _REPORTED = (
     "unnest(CAST(:names AS varchar[]), CAST(:shorts AS varchar[])) WITH ORDINALITY AS reported(name, short, place)"
 )
 # What a report is compared with: the host, its locked cores, whether anything runs there, and whether the host has the
-# comment of mark_full_temp.
+# comment of mark_full_temp. OFFSET 0 has both asked host by host: PostgreSQL might rather read all procs of the farm.
 _HOST = f"""
     SELECT found.place, host.pk_host AS id, host.str_name AS name, host.str_lock_state AS lock_state,
            host_stat.str_state AS state, host.str_lock_source AS lock_source,
            coalesce((SELECT locked.centicores FROM opencue_sched_locked_cores locked
                       WHERE locked.pk_host = host.pk_host), 0) AS locked_centicores,
            alloc.str_tag AS alloc_tag, host_stat.ts_ping AS pinged_at,
-           EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
+           EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host OFFSET 0) AS busy,
            EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host AND str_user = :user
-                      AND str_subject = :subject) AS marked,
+                      AND str_subject = :subject OFFSET 0) AS marked,
            int_procs AS procs, int_cores AS centicores, int_mem AS memory_kb, int_gpus AS gpus,
            int_gpu_mem AS gpu_memory_kb, b_nimby AS nimby
       FROM found

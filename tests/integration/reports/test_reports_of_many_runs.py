@@ -55,7 +55,7 @@ def test_plans_made_on_an_empty_farm_read_no_more_of_a_full_one(engine: Engine, 
         with engine.begin() as connection:
             farm = Farm(connection)
             hosts = farm.hosts([HostSpec()] * 100)
-            jobs = farm.jobs([JobSpec([LayerSpec(frames=2)] * 2)] * 100)
+            jobs = farm.jobs([JobSpec([LayerSpec(frames=4)] * 2)] * 100)
             runs = [
                 Run(proc, frame, layer.id, job.id, host.id, host.name)
                 for job, host in zip(jobs, hosts, strict=True)
