@@ -27,12 +27,18 @@ otherwise more would be idle than the host has, which the column may not be able
 _FRAMES = (
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
 )
-# Lock these procs, and the procs of these frames, in id order.
-_PROCS = """
+# Lock these procs, and the procs of these frames, in id order. The ids of the latter are looked up by their frames, and
+# then all rows by id: with OR between the two keys, a plan made where there was no proc goes through the whole table.
+# Both keys are compared once more, for a proc that has lost its frame while its lock was waited for.
+_PROCS = f"""
     SELECT pk_proc FROM proc
-     WHERE pk_proc = ANY(CAST(:procs AS varchar[])) OR pk_frame = ANY(CAST(:frames AS varchar[]))
+     WHERE pk_proc = ANY(CAST(:procs AS varchar[]) || ARRAY(
+               SELECT owner.pk_proc FROM unnest(CAST(:frames AS varchar[])) AS run(frame)
+                 JOIN {row_of("proc", "owner", "pk_frame = run.frame")} ON true))
+       AND (pk_proc IN (SELECT unnest(CAST(:procs AS varchar[])))
+            OR pk_frame IN (SELECT unnest(CAST(:frames AS varchar[]))))
      ORDER BY pk_proc FOR UPDATE
-"""
+"""  # noqa: S608 - only our own constants
 LOCKED_HOSTS = (
     "SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE"
 )
