@@ -1,8 +1,9 @@
 """What waits, for the backlog that a process keeps in memory: the layers, their first frames, and row versions.
 
 A layer is listed as long as frames of it wait and its job may run, whether or not a pass could book one of them now:
-the flags of its show, a quarantine and a start that lies ahead are kept by the reader, the backlog. All times are epoch
-seconds of the database's clock; each is turned into seconds by itself, since it may be infinite.
+the backlog in memory (placement/backlog.py) minds the booking switches of its show, a quarantine and a start that lies
+ahead. All times are epoch seconds of the database's clock. Each timestamp is turned into seconds by itself, because one
+may be infinite.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ _MOST = {
     "int_gpus_min": INT_MAX,
     "int_gpu_mem_min": MOST_KB,
 }
-"""The most that a frame can ask for, by column of layer. Other numbers of a layer fit into any counter."""
+"""The most that a frame can ask for, by column of layer: so much fits into every counter. The other columns hold no
+more, or are no amounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLayer:
-    """A layer with waiting frames, none of which was read."""
+    """A layer that has waiting frames, read without its frames."""
 
     job: Job
-    """One object for all layers of a job that were read together."""
+    """The job of the layer: one object for all its layers that were read together."""
     layer: Layer
     version: str
-    """A text that differs after every change of job or layer, but of the count of waiting frames and the mean run
-    time."""
+    """A text that differs after every change of job or layer, except changes of the count of waiting frames and of the
+    mean run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +77,23 @@ class Portion:
     """What the layer's counter said in the same snapshot."""
     frames: tuple[Frame, ...]
     back_in: float | None
-    """Seconds until the first of the frames that may still get a delay may be planned; None where no frame is left out
-    for that."""
+    """Some frames may be left out because a delay may follow: the seconds until the first of them can be planned. None
+    where none is left out for that."""
 
 
-# The limits of a layer, or NULL: few have any, and of all layers PostgreSQL can tell these by a hash.
+# The limits of a layer, or NULL where it has none. Few layers have limits: where all layers are read, PostgreSQL makes
+# one hash of layer_limit for the EXISTS, and looks for the limits of these few alone.
 _LIMIT_IDS = """CASE WHEN EXISTS (SELECT FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer)
                 THEN ARRAY(SELECT DISTINCT ll.pk_limit_record
                            FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                            WHERE ll.pk_layer = l.pk_layer ORDER BY ll.pk_limit_record) END"""
-# The version: xmin is another after every UPDATE of a row, by any program. Of job_resource only the priority is kept,
-# and its rows are rewritten for what runs. A row that is missing, or a quarantine, has its place in the text as well.
+# The version: xmin is another after every UPDATE of a row, by any program. Of job_resource the version has the priority
+# in place of xmin, because the row is rewritten whenever frames of the job start or end. A row that is missing, and a
+# quarantine, change the text as well.
 _JOB_VERSION = "concat(j.xmin, ':', r.int_priority, ':', (f.pk_folder IS NULL), ':', extract(epoch FROM q.until))"
 _VERSION = "concat(l.xmin, ':', {job_version}, ':', array_to_string({limits}, ' '))"
-# What lets the index of waiting jobs serve, in which paused ones are not.
+# The condition of the partial index of waiting jobs, which has no paused jobs: PostgreSQL uses the index only where a
+# statement says the same.
 _PENDING_AND_UNPAUSED = "str_state = 'PENDING' AND b_paused = false"
 _JOB_MAY_RUN = f"""{JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))"""
@@ -162,7 +167,8 @@ _NAMED_LAYERS = f"""
     {_WAITS}
 """.replace("{limits}", "limits.ids")  # noqa: S608 - only our own constants
 
-# The versions of all layers of the backlog whose jobs are in some buckets, by the first byte of the MD5 of their ids.
+# The versions of all layers of the backlog whose jobs are in some buckets. A job's bucket is the first byte of the MD5
+# of its id.
 # The statement goes by way of shows and jobs, so that each worker of a fleet reads the layers of its own buckets alone,
 # and no worker those of finished jobs. Every id is above the empty text: with that condition PostgreSQL uses an index.
 _VERSIONS = prepared(f"""
@@ -186,14 +192,19 @@ _VERSIONS = prepared(f"""
     {_LIMITS_LOOKED_UP}
 """)  # noqa: S608 - only our own constants
 
-# The first frames of these layers, at most as many as ``:most`` has for each. A frame is eligible since it was
-# activated, freed by its last dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and
-# its layer may start. The index of waiting frames has the order: what is read ends with the last frame wanted. Left to
-# itself PostgreSQL sorts all frames of a layer of 20,000 where most layers have one or two, or its statistics are old.
-# BETWEEN keeps the layer in the order: with "=" Cuebot's index of all frames by dispatch order has that order as well,
-# and is gone through from its beginning for each layer where the statistics are those of a table with one layer. Of
-# frames that wait for the delay of their layer the first ones are looked at, which are all where the portion has fewer
-# than it may have.
+# The first frames of these layers, at most as many as ``:most`` has for each.
+#
+# A frame waits since the latest of three moments: when it was activated or freed by its last dependency (ts_eligible),
+# when it was put back to wait (ts_updated; ts_eligible stays that of the first attempt), and when its layer may start.
+#
+# The index of waiting frames has the order, so reading stops at the last frame wanted. Left to itself PostgreSQL sorts
+# all frames of a layer of 20,000 where most layers have one or two, or where its statistics are old. BETWEEN keeps the
+# layer in the order. With "=" the layer drops out of the order, and Cuebot's index of all frames by dispatch order has
+# what is left of it: with statistics of a table with one layer PostgreSQL goes through that index from its beginning
+# for each layer.
+#
+# For ``back_in`` the first waiting frames are looked at, as many as are wanted. Where frames that are left out make a
+# portion shorter than wanted, at least one of them is among these.
 _PORTIONS = f"""
     SELECT set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
            set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
@@ -248,10 +259,11 @@ def fetch_layers(
     job_ids: Collection[str] = (),
     show_ids: Collection[str] = (),
 ) -> BacklogRows:
-    """All layers of the backlog in the facilities of these ids, or anywhere; with ids, jobs or shows the layers of
-    these alone. A layer that was asked for and is absent has no waiting frame, or its job may not run.
+    """All layers of the backlog in the facilities of these ids, or anywhere. With ``layer_ids``, ``job_ids`` or
+    ``show_ids`` the layers of these alone; with empty ``layer_ids`` and neither of the others, none. A layer that was
+    asked for and is absent has no waiting frame, or its job may not run.
 
-    A row of a layer that makes no sense makes that layer a bad one, a row of a job all layers of the job.
+    A layer whose row makes no sense is listed among ``bad``, as are all layers of a job whose rows make none.
     """
     parameters: dict[str, Any] = {"facilities": facilities}
     if layer_ids is None and not job_ids and not show_ids:
@@ -282,8 +294,9 @@ def fetch_portions(
 
     Later statements of the transaction are planned to use indexes, and to sort only where they must.
 
-    A frame that ended with an exit status among ``uncounted``, or beside a Cuebot with that of a limit which delays
-    layers, is left out for two seconds: the delay of its layer may be about to be written.
+    ``uncounted``: exit statuses that cost a frame no retry (queue.uncounted_exit_statuses). Beside a Cuebot those of
+    limits which delay layers are added. A frame that ended with one of these statuses is left out for two seconds: the
+    delay of its layer may be about to be written. No host counts among ``failed_on`` for such an end.
     """
     if not wanted:
         return []
@@ -318,8 +331,17 @@ def _backlog_rows(rows: Iterable[Row[Any]]) -> BacklogRows:
         if isinstance(job, Job) and isinstance(layer, Layer):
             found.layers.append(WaitingLayer(job, layer, row.version))
         else:
-            bad = row.pk_job, row.pk_layer, row.pk_show, row.int_waiting_count, str(layer), row.version
-            found.bad.append(BadLayer(*bad, row.pk_facility, _tags(row.str_tags)))
+            bad = BadLayer(
+                job_id=row.pk_job,
+                layer_id=row.pk_layer,
+                show_id=row.pk_show,
+                waiting=row.int_waiting_count,
+                why=str(layer),  # why the job or the layer makes no sense
+                version=row.version,
+                facility_id=row.pk_facility,
+                tags=_tags(row.str_tags),
+            )
+            found.bad.append(bad)
     return found
 
 

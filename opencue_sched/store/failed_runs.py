@@ -1,10 +1,10 @@
-"""Runs of the last day that failed in a way for which the host may be to blame (our table
-``opencue_sched_failed_run``). A frame is not given to such a host again while another may take it, and a host on which
-frames of several jobs failed is named.
+"""Runs of the last day that failed in a way for which the host may be to blame (table ``opencue_sched_failed_run``). A
+frame is not given to such a host again while another may take it, and a host on which frames of several jobs failed is
+named.
 
-Our report service notes these runs where it takes the reports. Beside a Cuebot, which takes them there, they are read
-from OpenCue's history. That does not tell a frame that failed from one that was killed, so only runs that failed within
-a minute are taken from it.
+Without a Cuebot our report service notes these runs when it takes their completions. Beside a Cuebot, which takes the
+completions, they are read from OpenCue's history. The history does not tell a frame that failed from one that was
+killed, so only runs that failed within a minute of their start are taken from it (reports/early_failures.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opencue_sched.store.procs import Run
 BREAKING_JOBS = 3
 """The fewest jobs whose frames failed on a host within the last hour for the host to be named."""
 
-# Notes failed runs, and deletes some that are a day old on this occasion.
+# Note failed runs, and delete up to 1000 that are older than a day.
 _NOTE = text(
     """
     DELETE FROM opencue_sched_failed_run
@@ -36,7 +36,8 @@ _NOTE = text(
      WHERE noted.ts < excluded.ts
     """
 )
-# Runs of pending jobs that failed early. A frame that a person killed ended with its job, or had run for a while.
+# Runs that failed early, of jobs that are still pending. That leaves out most frames that a person killed: their job
+# was killed with them, or they had run for a while.
 _FAILED_EARLY = text(
     """
     SELECT past.pk_frame AS frame, past.str_host AS host, past.pk_layer AS layer, past.pk_job AS job,
@@ -70,7 +71,7 @@ _MOST_HOSTS = 50
 
 
 def note_failures(connection: Connection, failed: Sequence[tuple[Run, int]]) -> None:
-    """Remember that frames failed where they ran, each with its exit status."""
+    """Note that these runs failed just now, each on the host on which it ran and with its exit status."""
     rows = [
         {"frame": run.frame_id, "host": run.frame_host, "layer": run.layer_id, "job": run.job_id, "status": status}
         for run, status in failed
@@ -80,23 +81,29 @@ def note_failures(connection: Connection, failed: Sequence[tuple[Run, int]]) -> 
 
 
 def failed_early(connection: Connection, *, since: float, early: float, most: int) -> list[dict[str, Any]]:
-    """Runs of the last ``since`` seconds, by OpenCue's history, that failed within ``early`` seconds, of jobs that are
-    not over: at most ``most``, the last first, as `note_past_failures` takes them, each with its ``status``."""
+    """Runs of pending jobs that ended within the last ``since`` seconds, by OpenCue's history, and failed within
+    ``early`` seconds of their start: at most ``most``, the latest first.
+
+    Each has the ids of its ``frame``, ``layer`` and ``job``, the name of its ``host``, its exit ``status``, and ``at``,
+    when it ended, in epoch seconds.
+    """
     rows = connection.execute(_FAILED_EARLY, {"seconds": since, "early": early, "most": most})
     return [dict(row._mapping) for row in rows]
 
 
 def note_past_failures(connection: Connection, failed: Sequence[Mapping[str, Any]]) -> None:
-    """Remember what `failed_early` found. The same run may be noted any number of times."""
+    """Note runs as `failed_early` returns them. The same run may be noted any number of times."""
     if failed:
         connection.execute(_NOTE, {"failed": json.dumps([dict(run) for run in failed])})
 
 
 def breaking_hosts(connection: Connection, uncounted: Collection[int]) -> Sequence[Row[Any]]:
-    """Hosts (``host``, by name) that frames of three jobs or more failed on within the last hour which ran through
-    elsewhere, or have not failed elsewhere: how many ``jobs`` (``names``) and ``frames``, the worst first.
+    """Hosts on which frames of at least BREAKING_JOBS jobs failed within the last hour, those with the most jobs first.
 
-    ``uncounted``: exit statuses that say nothing of a host, besides OpenCue's own.
+    A frame counts if it succeeded on another host since; otherwise if no frame of its layer failed on another host. A
+    row has the ``host`` (its name), how many ``jobs`` and ``frames`` failed there, and the ``names`` of these jobs.
+    ``uncounted``: exit statuses that do not count as failures of a host. OpenCue's own of that sort are never noted
+    (reports/run_ends.py).
     """
     wanted = {"uncounted": sorted(uncounted), "jobs": BREAKING_JOBS, "most": _MOST_HOSTS}
     return connection.execute(_BREAKING_HOSTS, wanted).all()

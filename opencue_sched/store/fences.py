@@ -3,8 +3,8 @@
 Table ``opencue_sched_fence`` maps a name to a number. For the role ``<name>`` (see LeaderKeys.name) there are:
 
     <name>          the highest fence given out: that of the present leader
-    <name>/<task>   the last tick fired of a task
-    <name>|store    which Redis the leader uses
+    <name>/<task>   the last tick fired of a task (coordination/leader.py says what a tick is)
+    <name>|store    the number of the Redis that the leader uses (LeaderGate)
 
 and, in microseconds since the epoch by the clock of PostgreSQL:
 
@@ -33,7 +33,7 @@ _CLAIM = text(
     RETURNING highest.fence
     """
 )
-# The fence of a role; for the leader that has this fence, also note its renewal and its store's.
+# The fence of a role. For the leader that has this fence, also write when it renewed its lease, and which Redis has it.
 _RENEW = text(
     """
     WITH leader AS (SELECT fence FROM opencue_sched_fence WHERE name = :name),
@@ -67,7 +67,7 @@ _CLAIM_TICK = text(
     SELECT (SELECT fence FROM leader) AS highest, EXISTS (SELECT FROM claimed) AS claimed
     """
 )
-# Every number that is kept under a name, with its age in seconds where it is a time.
+# Every number of the rows whose names begin with this one, and its age in seconds, which says something of times alone.
 _READ = text(
     """
     SELECT name, fence AS number, extract(epoch FROM clock_timestamp()) - fence / 1000000.0 AS age
@@ -91,14 +91,14 @@ class LeaderRecord:
     fired_age_seconds: float = math.inf
     """The time since that moment."""
     ticks: Mapping[str, int] = field(default_factory=dict)
-    """The last tick fired of every task."""
+    """The last tick fired of every task, by task, as `claim_tick` was given it."""
 
     def why_stale(self, fence: int, task: str, tick: int) -> str:
         """Why a message that the leader of ``fence`` sent for this tick is not valid any more: ``former_leader``, or
         ``overtaken`` by a later tick of the task. Empty while it is valid.
 
-        The age of the message decides nothing: the sender's clock and the receiver's may differ by more than the
-        interval.
+        The age of the message decides nothing: the sender's clock and the receiver's may differ by more than the time
+        between two ticks.
         """
         if self.fence > fence:
             return "former_leader"
@@ -117,7 +117,8 @@ class PersistentFences:
 
     def leader(self, name: str) -> LeaderRecord:
         """The leader elected last."""
-        # The rows of other roles whose names begin with this one, as those of a facility's beats do, are read as well.
+        # The names of some roles begin with another's: those of a facility's beats begin with that of the beats without
+        # a facility. Rows of such roles are read as well, and match nothing below.
         rows = {row.name.removeprefix(name): row for row in self._rows(_READ, name=name)}
         number = {what: int(row.number) for what, row in rows.items()}
         age = {what: float(row.age) for what, row in rows.items()}
@@ -135,8 +136,8 @@ class PersistentFences:
         return bool(self._rows(_CLAIM, name=name, fence=fence))
 
     def renew(self, name: str, fence: int, *, store: int) -> int:
-        """Return the highest fence given out. While that is ``fence``, record that its leader renewed its lease now, in
-        the Redis ``store``."""
+        """Return the highest fence given out, 0 for none. While that is ``fence``, record that its leader renewed its
+        lease now, and ``store``, the number of the Redis that has the lease."""
         return max((row.fence for row in self._rows(_RENEW, name=name, fence=fence, store=store)), default=0)
 
     def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:

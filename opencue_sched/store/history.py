@@ -73,6 +73,11 @@ def finished_jobs(
     part: str | None = None,
     most: int,
 ) -> Sequence[Row[Any]]:
-    """Jobs that have finished since a second, also those that are in the history alone, the last first."""
+    """Jobs that finished at ``since`` (epoch seconds) or later, also those that only the history still has, the last
+    one first; at most ``most``, and only those that meet every condition that is given. ``part``: a part of the name.
+
+    A row names the job, its ``show``, ``shot`` and ``user``, and counts its ``frames``: ``succeeded``, ``eaten`` and
+    the others (``left_over``). ``core_seconds_succeeded`` and ``core_seconds_failed`` are what its frames took.
+    """
     wanted = {"since": since, "show": show_id, "user_name": user, "part": part, "most": most}
     return connection.execute(_FINISHED, wanted).all()

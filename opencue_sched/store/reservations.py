@@ -2,8 +2,11 @@
 (``opencue_sched_blocked``).
 
 One transaction of the reservation task (dispatch/reservations.py) reads and writes all of it, under an advisory lock of
-its own. It waits for nobody: rows that others have locked are left to the next time. A host is reserved under the lock
-on its row, which a booking has, too, so a booking either is there before the reservation or knows it.
+its own. Hosts and reservations whose rows others have locked are left to the next run. A host is reserved under the
+lock on its row, which a booking has, too, so a booking either is there before the reservation or knows it.
+
+``facilities`` are ids of facilities everywhere here, and None stands for all. ``staleness`` is the number of seconds
+after which a host that has not reported takes no frames (host_cache.host_staleness_threshold).
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ _LOCK_KEY = 0x6F63732D686F6C64
 
 MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
       AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
-"""The condition that a host ``h`` with its statistics ``s`` is open, up, and was heard of lately."""
+"""The condition that a host ``h`` with its statistics ``s`` is open, up, and has reported within ``:staleness``
+seconds."""
 LOCKED_CENTICORES = """coalesce((
         SELECT locked.centicores FROM opencue_sched_locked_cores locked WHERE locked.pk_host = h.pk_host), 0)"""
 """The centicores of a host ``h`` that are locked on its RQD, which frames cannot have."""
@@ -40,8 +44,9 @@ HELD = f"""LATERAL (
         JOIN {row_of("job", "job", "pk_job = hold.pk_job")} ON true
         WHERE hold.pk_host = h.pk_host AND hold.until > clock_timestamp()
         OFFSET 0) held"""  # noqa: S608 - only our own constants
-"""The reservation that counts of a host ``h`` before it, to be joined: ``hold`` has the fields of Reservation. It is
-looked up host by host: of all hosts that are reserved a few are asked for."""
+"""A lateral join, behind a table ``h`` of hosts, for the reservation of each host that has not run out. Its column
+``hold`` has the fields of Reservation. PostgreSQL looks the reservations up host by host: statements ask for a few of
+the reserved hosts."""
 HOLD_COLUMNS = "held.pk_layer AS hold_layer, held.hold"
 """The columns that reservation_of reads, where HELD is joined as ``held``."""
 
@@ -51,8 +56,8 @@ def reservation_of(row: Row[Any]) -> Reservation | None:
     return None if row.hold is None else Reservation(*row.hold)
 
 
-# Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
-# lock, but nobody else could do the task.
+# Set up the transaction of the task. The server bounds how long it lasts: a process that is stopped in the middle would
+# keep the advisory lock, for which no other process waits, and nothing would be reserved on the farm until it goes on.
 _BEGIN = text(
     f"""
     SELECT set_config('statement_timeout', '20s', true), set_config('lock_timeout', '1s', true),
@@ -77,7 +82,8 @@ def begin_task(connection: Connection, role: str) -> Row[Any] | None:
     return row if row.mine else None
 
 
-# Hosts that take frames now and have one of these tags, by what they are when idle: one of each kind, and their number.
+# Hosts that take frames now and have one of these tags, grouped by what they offer when idle: the id of one host of
+# each group, and the number of its hosts.
 _HOST_KINDS = text(
     f"""
     SELECT min(h.pk_host) AS pk_host, count(*) AS hosts
@@ -110,8 +116,8 @@ _LAYERS = text(
     """
 )
 
-# Hosts that are not reserved and could take a layer's frames when idle. Where these are many, some that the layer's id
-# draws among them: the best of these is about as good.
+# Hosts that are not reserved and could take a layer's frames when idle, at most ``:most`` for each layer. Where there
+# are more, a hash of host and layer draws a sample for each layer: its best host is about as good as the best of all.
 _CANDIDATES = text(
     f"""
     SELECT asked.layer_id, host.pk_host
@@ -134,7 +140,7 @@ _CANDIDATES = text(
     """  # noqa: S608 - only our own constant
 )
 
-# What runs on these hosts, and when it is expected to end.
+# What runs on these hosts, and when it ends if it takes its layer's mean run time.
 _RUNS = text(
     """
     SELECT p.pk_host, p.int_cores_reserved AS centicores, p.int_mem_reserved AS memory_kb, p.int_gpus_reserved AS gpus,
@@ -146,7 +152,7 @@ _RUNS = text(
     """
 )
 
-# The hosts that are reserved, whatever the reservation is worth by now, and hosts that are gone.
+# The hosts with a row of a reservation, also where the reservation has run out or the host was deleted.
 _HOLDS = text(
     """
     SELECT hold.pk_host
@@ -222,16 +228,19 @@ _GRANT = text(
 def fetch_host_kinds(
     connection: Connection, facilities: Sequence[str] | None, tags: Collection[str], staleness: float
 ) -> dict[str, int]:
-    """The kinds of hosts that take frames now and carry one of the tags: the id of one host of each kind, and how many
-    there are. Hosts of one kind are alike when idle and have the same of the ``tags``. Their last report is at most
-    ``staleness`` seconds old."""
+    """The kinds of hosts that take frames now and have one of the tags: for each kind the id of one host, and how many
+    hosts there are. Hosts of one kind are alike when idle, and have the same ones of these ``tags``."""
     parameters = {"facilities": facilities, "tags": sorted(tags), "staleness": staleness}
     return {row.pk_host: row.hosts for row in connection.execute(_HOST_KINDS, parameters)}
 
 
 def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """Layers that wait, with their ``blocked_seconds``, the seconds ``elapsed`` since these were written, and whether a
-    frame was ``placed`` since then (None, as ``elapsed`` 0, the first time)."""
+    """Those of these layers that have waiting frames, a row each: ``pk_layer``, ``pk_job``, ``str_name``, ``waiting``
+    frames, the job's ``priority``, and for how long the layer has been blocked (``blocked_seconds``).
+
+    ``elapsed``: the seconds since that was written. ``placed``: whether a frame of the layer was placed since then.
+    Where nothing was written yet, these are 0 and None.
+    """
     return connection.execute(_LAYERS, {"layers": sorted(layer_ids)}).all()
 
 
@@ -251,20 +260,25 @@ def fetch_candidates(
 
 
 def fetch_runs(connection: Connection, host_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """What runs on these hosts, and when each frame is expected to end: None where none of its layer has succeeded."""
+    """What runs on these hosts, a row for each proc: ``pk_host``, the ``centicores``, ``memory_kb`` and ``gpus`` that
+    it has reserved, and ``ends_at``.
+
+    ``ends_at`` is when the frame ends if it takes its layer's mean run time, in epoch seconds of the database's clock;
+    None where no frame of the layer has succeeded.
+    """
     return connection.execute(_RUNS, {"hosts": sorted(host_ids)}).all()
 
 
 def reserved_hosts(connection: Connection, facilities: Sequence[str] | None) -> frozenset[str]:
-    """The ids of the reserved hosts, whatever the reservation is worth by now, also of hosts that are gone."""
+    """The ids of hosts with a row of a reservation, also where it has run out or the host was deleted."""
     return frozenset(connection.execute(_HOLDS, {"facilities": facilities}).scalars())
 
 
 def write_blocked(
     connection: Connection, blocked: Mapping[str, tuple[float, int]], facilities: Sequence[str] | None
 ) -> None:
-    """Write for how many seconds layers have been blocked, and how many of their frames wait, by id. What is known of
-    any other layer is forgotten."""
+    """Write for how many seconds layers have been blocked, and how many of their frames wait, by layer id. What was
+    written of other layers in these facilities, and of layers that are gone, is deleted."""
     layers = sorted(blocked)
     connection.execute(_FORGET_BLOCKED, {"layers": layers, "facilities": facilities})
     parameters = {
@@ -287,7 +301,8 @@ def renew_reservations(connection: Connection, reservations: Mapping[str, Reserv
 
 
 def grant_reservations(connection: Connection, reservations: Mapping[str, Reservation]) -> frozenset[str]:
-    """Reserve these hosts, by id. Returns those that were neither locked nor reserved; they stay locked."""
+    """Reserve hosts, by id. Returns the ids of those that are reserved now: no other transaction had their rows locked,
+    and they had no reservation. Their rows stay locked until the transaction ends."""
     return frozenset(connection.execute(_GRANT, _parameters(reservations)).scalars())
 
 
