@@ -85,8 +85,8 @@ class BookAnswers:
     caps: Mapping[str, VertexCaps]
     """The caps and use of every vertex that could refuse, read after the bookings in the same round trip."""
     terms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The terms (limit_types.TERMS) under which each limit that counts machines accepted a booking, by proc id and
-    limit id. A booking under no such limit has none."""
+    """The terms (limit_types.TERMS) under which limits accepted a booking, by proc id and limit id: of each limit that
+    is more than its maximum, be it of machines or of frames. A booking under no such limit has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Every Redis key and queue name under the namespace, built and read in one place.
 
-Grammar (queue naming proposal, with our types)::
+Grammar (docs/references.md, "Queue naming", with our types)::
 
     work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
     reply = {ns}:q:reply:JOB        job = {ns}:job:JOB

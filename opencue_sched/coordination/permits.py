@@ -1,4 +1,4 @@
-"""Permits of frames: no two processes plan the same frame (distributed scheduler reference, "Layer Permit").
+"""Permits of frames: no two processes plan the same frame (docs/references.md).
 
 The reference keeps a whole layer for one scheduler until a time-out. Permits of single frames have the same purpose,
 and let any number of planners serve the first layer of an order. Small layers have permits as well where much is idle

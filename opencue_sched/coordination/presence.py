@@ -1,7 +1,8 @@
-"""Presence: which instances are alive, what they can do and what they are at (queue naming proposal, "Actor presence").
+"""Presence: which instances are alive, which queues each consumes and what each does (docs/references.md).
 
-One JSON record per instance and queue type, gone 15 s after its last refresh. A name belongs to one incarnation of one
-process: a second process that wants it is refused.
+An instance is a worker or a beat under its name; an actor is an instance in one of its roles. There is one JSON record
+for each actor, gone 15 s after its last refresh. A name belongs to one incarnation of one process: a second process
+that wants it is refused.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ log = structlog.get_logger(__name__)
 TTL_SECONDS = 15.0
 """Life of a record after its last refresh: an instance that died counts as gone after so long."""
 REFRESH_SECONDS = 4.0
-"""Time between two refreshes of a record; three may fail before it expires."""
+"""Time between two refreshes of a record. Two in a row may fail: after three the record expires before the fourth."""
 _POLL_SECONDS = 0.25
 """Time between two looks whether a name that was taken is free."""
 BEAT_TYPE = "beat"
+"""The type of a beat's record, in the place of a queue type."""
 
 
 class InstanceTaken(SchedulerError):
@@ -55,7 +57,9 @@ class Actor:
 
     type: str
     group: str
+    """The group of workers or beats that the instance belongs to."""
     instance: str
+    """The name of the instance, which is the same in all its records."""
     node: str = ""
     """Celery's name of the worker."""
     pid: int = 0
@@ -72,7 +76,7 @@ class Actor:
     capacity: int = 0
     """How many tasks the instance can have in hand at once."""
     state: str = "working"
-    """The text of a WorkerState."""
+    """The text of a WorkerState; says nothing of a beat."""
     work: tuple[str, ...] = ()
     """The keys of the clusters that the instance dispatches now."""
     unreached: tuple[tuple[str, str], ...] = ()
@@ -92,7 +96,7 @@ class Actor:
 
     @classmethod
     def parse(cls, text: str) -> Actor | None:
-        """The actor of a record; None for a record that cannot be read. Unknown fields are a newer version's."""
+        """The actor of a record; None for a record that cannot be read. Fields of a newer version are ignored."""
         try:
             return _RECORD.validate_json(text, strict=True)
         except ValueError:
@@ -104,8 +108,11 @@ _RECORD = TypeAdapter(Actor)
 
 
 class Presence:
-    """The presence of this process, under one instance name for each of ``types``. ``fields`` are further fields of its
-    record."""
+    """The presence of this process under one instance name, with a record for each of ``types``. ``fields`` are further
+    fields of these records (Actor).
+
+    Not thread-safe: no two threads may refresh or withdraw at once.
+    """
 
     def __init__(
         self,
@@ -175,13 +182,15 @@ class Presence:
 
     def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records. Returns None, or the holder where another incarnation has one of the names: then nothing
-        is written."""
+        is written. ``replaceable``: the token of an incarnation whose records may be overwritten."""
         record = replace(self.actor, last_heartbeat=time.time())
         arguments: list[str | int] = [record.token, int(TTL_SECONDS * 1000), replaceable]
         arguments += [json.dumps(asdict(replace(record, type=type_))) for type_ in self._types]
         answer = call_script(self._client, "presence_keep", [self._index, *self._keys], arguments)
+        # {1}, or {0, key, record of the holder}.
         if answer[0] == 1:
             return None
+        # The name is taken also by a record that cannot be read: of such a holder nothing else is known.
         return Actor.parse(str(answer[2])) or Actor(record.type, record.group, record.instance)
 
 
@@ -191,7 +200,8 @@ class Members:
 
     alive: tuple[Actor, ...]
     gone: tuple[str, ...]
-    """The presence keys of instances that were seen lately and are gone."""
+    """The presence keys of instances that are gone, until their queues are looked at no more
+    (queue_figures.FORGET_SECONDS)."""
 
     def of(self, type_: str) -> list[Actor]:
         """The records of live instances of one type."""
@@ -199,7 +209,7 @@ class Members:
 
 
 def list_members(client: redis.Redis, namespace: str) -> Members:
-    """The instances of a fleet, by type, group and instance. Two commands, whatever else is in Redis."""
+    """The instances of a fleet, in the order of type, group and instance. Two commands, however many keys Redis has."""
     keys = cast("list[str]", client.zrange(presence_index(namespace), 0, -1))
     records = cast("list[str | None]", client.mget(keys)) if keys else []
     actors = [actor for record in records if record is not None and (actor := Actor.parse(record))]
@@ -227,7 +237,7 @@ def _is_gone(holder: Actor) -> bool:
         return True
     except PermissionError:  # one of another user
         return False
-    return holder.pid == os.getpid()  # an earlier one had our number
+    return holder.pid == os.getpid()  # the holder is another incarnation, so an earlier process had our pid
 
 
 class WorkerState(StrEnum):

@@ -51,41 +51,43 @@ from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
-# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by _COMMIT_BEFORE and
-# _IDLE at the latest, because a client that pauses longer than _IDLE finds its transaction ended by the server.
+# Shares of accounting.commit_deadline: moments, counted from the booking in Redis, and lengths of time. The last COMMIT
+# is sent by _COMMIT_BEFORE + _IDLE: a client that pauses for longer than _IDLE finds that the server has ended its
+# transaction.
 _QUEUE_BEFORE = 0.35
-"""How long a commit waits behind others of its process."""
+"""The moment until which a commit waits for others of its process. The rest is for its own statements."""
 _STATEMENTS_BEFORE = 0.5
-"""The first statement must be sent by then."""
+"""The moment by which the first statement must be sent: one that takes _STATEMENT ends before _COMMIT_BEFORE."""
 _STATEMENT = 0.3
-"""How long one statement may take."""
+"""The longest that one statement may take."""
 _LOCK = 0.2
-"""How long one statement may wait for a lock."""
+"""The longest that one statement may wait for a lock: less than _STATEMENT, so that the wait fails by itself."""
 _HOST_LOCK = 0.02
-"""How long a plan waits for a host's row: the transaction of a report locks it for milliseconds."""
+"""The longest wait for a host's row: the transaction of a report locks it for milliseconds."""
 _COMMIT_BEFORE = 0.8
-"""The last statement before COMMIT must have been sent by then."""
+"""The moment by which the last statement before COMMIT must be sent."""
 _IDLE = 0.15
-"""How long the server waits for the next statement of the transaction."""
+"""The longest that the server waits for the next statement of the transaction."""
 _WHOLE = 0.95
-"""The server ends the whole transaction then."""
+"""The moment at which the server ends the transaction: _COMMIT_BEFORE + _IDLE."""
 
 _RETRY_PAUSE_SECONDS = 0.02
 """The longest pause before a transaction is repeated; its length is random."""
 _TOO_LATE = "the commit deadline passed before the plan could be committed"
 """The reason, for people, of procs for which no time was left."""
 _PREFIX = "acct:"
-"""How keys of vertices begin in Redis, and not in what ``store.read_caps`` returns."""
+"""The beginning of each vertex key in Redis. ``store.read_caps`` names vertices by what follows it."""
 
 Lost = tuple[PlannedProc, BookingError]
 """A planned proc that was not committed, and why."""
 Terms = Mapping[str, Mapping[str, str]]
-"""Under which terms limits that count machines accepted a booking: by proc id, then by limit id (BookAnswers.terms)."""
+"""The terms under which limits accepted a booking, by proc id, then by limit id (BookAnswers.terms). A limit that is
+nothing but its maximum has none."""
 
 
 class CommitQueue:
-    """Has the commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread
-    whose turn it is for some rows must not ask for others.
+    """Orders the commits of one process: those that lock the same hosts or counters run one after the other.
+    Thread-safe; a thread whose turn it is for some rows must not ask for others.
 
     Without the queue, of two plans for one host the second finds the host locked and loses what it planned there. Plans
     of clusters that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows
@@ -96,8 +98,8 @@ class CommitQueue:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: dict[object, frozenset[str]] = {}
-        """The ids of hosts and jobs that each commit asked for which waits or is under way, in the order of asking. The
-        key is an object of the commit's own. Under the condition's lock."""
+        """The ids of hosts and jobs of each commit that waits or is under way, in the order in which the commits asked.
+        The key is an object that the commit makes. Under the condition's lock."""
 
     @property
     def commits(self) -> int:
@@ -154,7 +156,8 @@ class PlanSizes:
             return self._bounds[shard]
 
     def forget(self, show_id: str) -> None:
-        """Note that a show may not be planned now: when it may, its first commit is to come soon."""
+        """Note that a show may not be planned now. The first plan with it afterwards is a small one again, so that its
+        first frames start soon."""
         with self._lock:
             self._known.discard(show_id)
 
@@ -175,15 +178,16 @@ class CommitResult:
     """How every proc of the plan ended."""
 
     committed: list[PlannedProc] = field(default_factory=list)
-    """Procs whose rows are there. Their frame.int_version is the one after the start, which later guards compare."""
+    """Procs whose rows are there. Their ``frame.version`` is the one after the start, which later guards compare."""
     lost: list[Lost] = field(default_factory=list)
-    """Procs whose rows are certainly not there."""
+    """Procs whose rows are certainly not there, those of quarantined jobs among them."""
     unknown: list[Lost] = field(default_factory=list)
     """Procs whose COMMIT broke off. They must stay booked."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Why jobs were left out, by job id."""
     sent_at: float = 0.0
-    """``clock()`` before the first COMMIT that succeeded: a pause while it was answered counts."""
+    """``clock()`` just before the first COMMIT that succeeded was sent; 0 where none succeeded. The time to launch
+    counts from here, so a pause before COMMIT was answered counts as well."""
     cancelled: bool = False
     """Whether a transaction ended because a statement took too long, or all of them together."""
 
@@ -245,7 +249,8 @@ class _Commit:
     begins: Callable[[], None]
     result: CommitResult = field(default_factory=CommitResult)
     planned_anew: bool = False
-    """Whether the commit was repeated because the plans of its statements were outdated: that is done once."""
+    """Whether the commit was repeated because PostgreSQL's plans for its statements were outdated (Failure.OUTDATED),
+    which is done once."""
 
     @property
     def deadline(self) -> float:
@@ -258,7 +263,8 @@ class _Commit:
             try:
                 self._transaction(procs)
             except DatabaseFailure as too_late:
-                # The time may have run out because of what the database had refused before, not of this plan's size.
+                # From _check_time. Where that was called because PostgreSQL had refused a lock, the refusal is the
+                # context, and may be why the time ran out: then this plan was not too large.
                 self.result.cancelled |= self._ran_out_of_time(too_late.__context__)
                 self.result.lost += [(proc, too_late) for proc in procs]
             except SQLAlchemyError as error:
@@ -275,8 +281,8 @@ class _Commit:
             return
 
     def _cut(self, procs: Sequence[PlannedProc], failure: Failure, reason: str) -> None:
-        """Commit each half of the jobs by itself; a job that is alone is to blame. For a failure of the database no job
-        is, so nothing is cut."""
+        """Commit each half of the jobs by itself, until the job that is to blame is alone; one with bad rows is then
+        quarantined. No job is to blame for a failure of the database, so nothing is cut."""
         jobs = list(dict.fromkeys(proc.job.id for proc in procs))
         if failure in (Failure.DATABASE, Failure.OUTDATED):
             log.error("commit_failed", procs=len(procs), error=reason)
@@ -295,7 +301,7 @@ class _Commit:
         hosts, or counters of the same jobs."""
         patience = max(0.0, _QUEUE_BEFORE * self.deadline - self._elapsed())
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
-        # After a wait that was too long all the same: those before it may have died in their COMMIT.
+        # A commit whose turn does not come in time goes on without it: one before it may hang in its COMMIT.
         with self.queue.on(locked, wait_seconds=patience) as in_time:
             if in_time:
                 self.begins()
@@ -346,9 +352,9 @@ class _Commit:
         kept, without_cap = fit_caps(kept, self.caps, now)
         kept, without_host = fit_hosts(kept, hosts)
         lost += under_other_terms + without_cap + without_host
-        # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
-        # too long what was written is taken back, and the procs whose counters are free are written again: the frames
-        # and hosts stay locked.
+        # (c) Write. This alone may wait for as long as _LOCK: for counters that another transaction has locked. When
+        #     the wait runs out, what was written is taken back, and the procs whose counters are free are written
+        #     again. The frames and hosts stay locked.
         try:
             committed, taken_over = self._start(connection, kept)
         except SQLAlchemyError as error:
@@ -417,7 +423,8 @@ class _Commit:
         """Whether a transaction that has ended took too long by itself: not where it collided with another, or a lock
         was not granted. ``error`` is what the database said last, if it refused anything.
 
-        A transaction that the server ends for its time is a lost connection (transaction_timeout, from PostgreSQL 17).
+        Where the server ends a transaction for its time (transaction_timeout, from PostgreSQL 17), the connection is
+        lost, which tells nothing: then the clock decides.
         """
         if isinstance(error, SQLAlchemyError) and classify(error) is not Failure.DATABASE:
             return False
@@ -443,9 +450,13 @@ _RESTS_ON = (
 def fit_frames(
     procs: Iterable[PlannedProc], frames: Mapping[str, int], layers: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep the procs whose frame was locked, and was planned for what it asks for now and under what it counts now
-    (``store.lock_frames``). Less memory than was planned makes no difference, nor does a limit that was deleted: such a
-    limit bounds nothing any more."""
+    """Keep the procs whose frame was locked, if the layer and job still ask for what was planned and count under the
+    same limits.
+
+    ``frames``: the memory in KB that each locked frame asks for now, by frame id; ``layers``: the layers as they are
+    now, by id (both from ``store.lock_frames``). A frame may ask for less memory than was planned. A limit may have
+    been deleted: it bounds nothing any more.
+    """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
     now = {layer_id: _now(layer) for layer_id, layer in layers.items()}
@@ -466,6 +477,8 @@ def _changed(proc: PlannedProc, memory_kb: int, layer: Row[Any], now: tuple[obje
     if planned != now:
         different = [what for what, then, today in zip(_RESTS_ON, planned, now, strict=True) if then != today]
         return f"{', '.join(different)} changed since it was planned"
+    # The plan must have every limit of the layer that exists, and none that the layer does not name. A limit that was
+    # deleted is still named.
     if not set(layer.limit_ids) <= set(proc.vertices.limit_ids) <= set(layer.named_limit_ids):
         return "its layer's limits changed since it was planned"
     if layer.quarantined:
@@ -510,8 +523,8 @@ def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, Row[Any]]) -> tu
     """Keep, in plan order, what really fits the locked hosts (store.lock_hosts).
 
     A host that is not among ``hosts`` is locked by another transaction. A host that went down, was locked by a person
-    or changed its allocation since the plan takes nothing. A host that drains takes what its hold allows; a frame of
-    the layer that the hold is for ends it.
+    or changed its allocation since the plan takes nothing. A reserved host takes what its reservation allows; once a
+    frame of the layer that it is reserved for is placed there, the reservation is over.
     """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
@@ -553,9 +566,12 @@ def by_vertex(procs: Iterable[PlannedProc]) -> dict[str, list[PlannedProc]]:
 def fit_terms(
     procs: Iterable[PlannedProc], decided: Terms, now: Mapping[str, Row[Any]]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep the procs that each limit has accepted under the terms that it has ``now`` (by vertex, see
-    ``store.read_caps``): the limit's type, enforcement, soft value, maximum and report, where the limit is more than
-    its maximum. Only terms are compared; nothing is counted."""
+    """Keep the procs whose limits accepted them under the terms that the limits have ``now`` (by vertex, see
+    ``store.read_caps``).
+
+    Terms are a limit's type, enforcement, soft value, maximum and report; a limit that is nothing but its maximum has
+    none (store.limit_types). They are only compared: nothing is counted here.
+    """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
     for proc in procs:
@@ -577,9 +593,9 @@ def fit_caps(
     under a cap that is being changed.
 
     Procs are dropped from the end of the plan, and only as many as the counter was over the cap right after the
-    booking, so that a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between
-    the booking and the reading of caps and counters, so a cap on which Redis and PostgreSQL agree is compared too. A
-    vertex without an entry in ``booked_under`` is not compared.
+    booking, so that a lowered cap which still has room stops nothing. A cap is compared also where Redis and PostgreSQL
+    agree on it: ``booked_under`` is read after the booking, and Redis may have got the lower cap in between. A vertex
+    without an entry in ``booked_under`` is not compared.
     """
     errors: dict[str, BookingError] = {}
     for vertex, members in by_vertex(procs).items():
@@ -604,13 +620,15 @@ def _today(caps: VertexCaps, row: Row[Any] | None) -> VertexCaps:
     if caps.kind is VertexKind.LIMIT and (caps.counts_machines or (row and row.terms)):
         return replace(caps, max_frames=None)  # see fit_terms
     if caps.kind is VertexKind.LIMIT:
+        # In the rows of read_caps the maximum of a limit, a number of frames, is in the column for cores.
         return replace(caps, max_frames=max(0, row.cores) - caps.foreign_frames if row else None)
     max_cores, max_gpus = (enforced(cap_cores(row.cores)), enforced(row.gpus)) if row else (None, None)
     return replace(caps, max_cores=max_cores, max_gpus=max_gpus)
 
 
 def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, BookingError]) -> None:
-    """Drop members, last first, until the counter as it was after the booking is within the cap again."""
+    """Drop members, last first, until the counter as it was after the booking is within the cap again. Each that is
+    dropped gets its error in ``errors``, by proc id."""
     pairs = ((caps.cores, caps.max_cores), (caps.gpus, caps.max_gpus), (caps.frames, caps.max_frames))
     over_cores, over_gpus, over_frames = (-math.inf if cap is None else booked - cap for booked, cap in pairs)
     for proc in reversed(members):

@@ -1,4 +1,4 @@
-"""Small layers that a pass has to itself, while more of its shard is idle than one plan takes.
+"""Small layers that a pass has to itself, which only a pass whose shard has idle cores for a whole plan asks for.
 
 Several planners serve one layer side by side, because permits are of frames. But a plan asks for the permits of its
 frames when it is made: where each of N planners has hosts for a thousand frames, all come to the same first layers,
@@ -16,10 +16,10 @@ from opencue_sched.domain.plans import Waiting
 from opencue_sched.placement.backlog import BacklogWork
 
 FEWEST_LAYERS = 50
-"""The fewest small layers of which a pass asks for each as a whole. Of fewer each planner reads all sooner than it
-hears what became of those that others have."""
+"""A pass asks for small layers as a whole where at least so many come next (`WholeLayers.look`). Where they are fewer,
+all planners have read them before one hears of the others' permits."""
 LAYERS_LOOKED_AT = 1_000
-"""How many layers that come next by rank are looked at for whether other passes have them, at most, over all shows."""
+"""The most layers, over all shows, that `WholeLayers.look` goes through, by rank, to find small ones."""
 
 
 class WholeLayers:
@@ -36,8 +36,9 @@ class WholeLayers:
         most_frames: int,
         seconds: float,
     ) -> None:
-        """``left_alone``: ids of layers that the pass does not plan; those of others are added to them.
-        ``most_frames``: how many frames of a small layer wait at most. ``seconds``: the life of a permit."""
+        """``left_alone``: the pass's own set of ids of layers that it does not plan, to which this object adds layers
+        of other passes. ``most_frames``: how many frames of a small layer wait at most. ``seconds``: the life of a
+        permit."""
         self._permits = permits
         self._works = works
         self._left_alone = left_alone
@@ -45,13 +46,14 @@ class WholeLayers:
         self._most_frames = most_frames
         self._seconds = seconds
         self._had: dict[str, tuple[Waiting, Permitted]] = {}
-        """The layers that this pass has to itself, by id, with the permit: of what waits another read may come."""
+        """The layers that this pass has to itself, by id, each with its permit. The permit is kept as it was asked for,
+        because another read may change the layer's ``count_version``."""
         self.leaves_some = False
         """Whether other passes have layers that this one came to."""
 
     def look(self) -> int:
-        """Leave the layers alone that other passes have, out of those that come next. Returns how many small layers
-        come next. One round trip."""
+        """Leave the small layers alone that come next and that other passes have. Returns how many small layers come
+        next. One round trip, none where these are fewer than FEWEST_LAYERS. Takes nothing from ``works``."""
         of_each = LAYERS_LOOKED_AT // max(1, len(self._works))
         small = [waiting for work in self._works for waiting in islice(work, of_each) if self._is_asked_for(waiting)]
         if len(small) >= FEWEST_LAYERS:
@@ -74,13 +76,13 @@ class WholeLayers:
         return [waiting for waiting in wanted if waiting.layer.id not in refused]
 
     def give_up_unfinished(self, planned: Collection[str]) -> list[Permitted]:
-        """The permits to give back of the layers of which frames wait that the pass did not plan. ``planned``: the ids
-        of the layers of which it planned any."""
+        """Give up every layer of which the pass leaves frames unplanned. Returns the permits, which the caller gives
+        back. ``planned``: the ids of the layers of which it planned any frame."""
         had = ((layer_id, self._had[layer_id][0]) for layer_id in set(planned).intersection(self._had))
         return self.give_up_all_but([layer_id for layer_id, waiting in had if waiting.unplanned <= 0])
 
     def give_up_all_but(self, layer_ids: Collection[str]) -> list[Permitted]:
-        """The permits to give back of all layers but these."""
+        """Give up all layers but these. Returns the permits, which the caller gives back."""
         kept = set(layer_ids)
         given_up = [permit for layer_id, (_, permit) in self._had.items() if layer_id not in kept]
         self._had = {layer_id: had for layer_id, had in self._had.items() if layer_id in kept}
@@ -98,5 +100,5 @@ class WholeLayers:
 
 def _permit(waiting: Waiting) -> Permitted:
     """What the permit of a whole layer is for: its id, and a version that changes when frames of it come to wait."""
-    # Its frames that are tried again, or come anew, count under another version.
+    # So for frames that are tried again, or are new, any pass may have a permit again.
     return waiting.layer.id, waiting.layer.count_version

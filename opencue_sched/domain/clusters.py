@@ -1,4 +1,4 @@
-"""Clusters, the unit of dispatch work (distributed scheduler reference, "Cluster System")."""
+"""Clusters, the unit of dispatch work (docs/references.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What one frame of a layer takes on one host, or why the host cannot take it.
 
 Source of the rules: OpenCue's resource arithmetic (Cuebot's behaviour where Cuebot and the Rust scheduler differ) and
-the scheduler reference ("Resource Calculation"). Where they are silent or wrong (docs/contributors/upstream-traps.md):
+the reference (docs/references.md). Where they are silent or wrong (docs/contributors/upstream-traps.md):
 
 - A minimum of a fraction of a core rounds **up**; 50 centicores are one core. Truncated to 0 they would mean "the
   whole host". As in Cuebot, a minimum below one core never threads, so it takes exactly one.

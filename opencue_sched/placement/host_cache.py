@@ -1,4 +1,4 @@
-"""The hosts of one process, shared by the passes in its threads (distributed scheduler reference, "Host Cache")."""
+"""The hosts of one process, shared by the passes in its threads (docs/references.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts ordered by what is idle on them, for the searches of a plan (distributed scheduler reference, "Host Cache")."""
+"""Hosts ordered by what is idle on them, for the searches of a plan (docs/references.md)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class HostIndex:
     """Hosts ordered for booking, in a tree by what is idle on them: GPU level, then cores, then memory bucket, then id.
     Not thread-safe: the host cache uses it under its lock. Finding, adding and removing a host are O(log n).
 
-    Cores and memory are the dimensions of the distributed scheduler reference; the GPU level is the third that the
-    reference says a GPU farm needs.
+    Cores and memory are the dimensions of the reference (docs/references.md, "The distributed scheduler"); the GPU
+    level is the third that the reference says a GPU farm needs.
 
     Work without GPUs walks the levels from below, so it meets hosts without GPUs first and then those with the fewest
     GPUs idle; work with GPUs starts at the level it needs and never sees the others. Within one memory bucket the exact
