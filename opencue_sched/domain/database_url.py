@@ -1,9 +1,10 @@
 """The database URL of the settings, read as PostgreSQL's own library reads it, and written as SQLAlchemy does.
 
-``postgresql://user:password@host:port/name?option=value``, percent-encoded wherever that is needed: a host may be the
-directory of a socket (``%2Frun%2Fpostgresql``). Several hosts are tried in their order: ``h1:5432,h2:5433``, and in the
-query ``host=h1,h2&port=5432,5433`` or ``host=h1:5432&host=h2:5433``. The query may name user, password and dbname, too,
-and any option of libpq's. Never log a URL: it may hold a password, also in its query.
+The form is ``postgresql://user:password@host:port/name?option=value``, percent-encoded wherever that is needed: a host
+may be the directory of a socket (``%2Frun%2Fpostgresql``). Several hosts are tried in their order: ``h1:5432,h2:5433``,
+and in the query ``host=h1,h2&port=5432,5433`` or ``host=h1:5432&host=h2:5433``. The query may name user, password and
+dbname, too, and any option of libpq's. Of an option that is given twice, other than host, the last value counts. Never
+log a URL: it may hold a password, also in its query.
 """
 
 from __future__ import annotations
@@ -42,16 +43,18 @@ class DatabaseUrl:
         """The URL that SQLAlchemy takes, with the psycopg2 driver named. Contains the password."""
         query = dict(self.options)
         address = _address(self.hosts[0], self.ports[0]) if len(self.hosts) == 1 else ""
+        # SQLAlchemy takes a directory, and several hosts, as options alone.
         if "/" in address or len(self.hosts) > 1:
             address, query["host"] = "", ",".join(self.hosts)
             if any(self.ports):
                 query["port"] = ",".join(self.ports)
         credentials = quote(self.user, safe="") + (f":{quote(self.password, safe='')}" if self.password else "")
         text = f"postgresql+psycopg2://{credentials}{'@' if credentials else ''}{address}"
+        # SQLAlchemy does not decode the name of a database: a question mark in its place would begin the query.
         if "?" in self.name:
             query["dbname"] = self.name
         elif self.name:
-            text += f"/{self.name}"  # SQLAlchemy takes it as it is written
+            text += f"/{self.name}"
         options = [f"{option}={quote(value, safe='/,')}" for option, value in query.items()]
         return f"{text}?{'&'.join(options)}" if options else text
 
@@ -65,7 +68,7 @@ class DatabaseUrl:
 
 
 def read_database_url(url: str) -> DatabaseUrl:
-    """The parts of the URL. Raises InvalidInput, and shows nothing of what it did not understand: half a password."""
+    """The parts of the URL. Raises InvalidInput, whose text has nothing of the URL: any part may be half a password."""
     found = _FORM.fullmatch(url)
     if found is None or "@" in found["hosts"] or "@" in (found["name"] or ""):
         raise _refusal()
@@ -73,6 +76,7 @@ def read_database_url(url: str) -> DatabaseUrl:
     hosts, ports = _of_query(query.pop("host")) if "host" in query else _of_authority(found["hosts"])
     if "port" in query:
         given = query.pop("port")[-1].split(",")
+        # A port without a host is one of PostgreSQL's own host. One port is that of all hosts.
         hosts = hosts or ("",) * len(given)
         ports = tuple(given if len(given) > 1 else given * len(hosts))
     if len(hosts) != len(ports) or not all(_is_port(port) for port in ports if port):
@@ -97,8 +101,11 @@ def _of_authority(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _of_query(values: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Hosts as libpq takes them, and as SQLAlchemy does, with a port behind each. Not behind an IPv6 address, which has
-    more colons, nor behind a directory."""
+    """The hosts and ports in the values of ``host``; an empty text for each port that is not given.
+
+    libpq has hosts without ports here, SQLAlchemy allows ``host:port``. A text with several colons is an IPv6 address
+    without a port, one with a slash a directory.
+    """
     servers = []
     for host in ",".join(values).split(","):
         with_port = host.count(":") == 1 and "/" not in host
@@ -107,7 +114,7 @@ def _of_query(values: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _query(text: str) -> dict[str, list[str]]:
-    """The values of each option. A plus sign is one, as libpq reads it."""
+    """The values of each option. A plus sign stays a plus sign, as in libpq, and is no space."""
     options = defaultdict[str, list[str]](list)
     for part in text.split("&") if text else ():
         option, named, value = part.partition("=")

@@ -1,8 +1,8 @@
 """The report service: what every RQD of a farm reports to when there is no Cuebot.
 
-Completions are answered once they are committed. Boot and status reports are answered at once and handled by a few
-threads, those of many hosts together, the latest report of each host only. Any number of services may run: whatever two
-of them do about one run, the database lets one win.
+Completions are answered once they are committed. Boot and status reports are answered at once; a few threads handle
+them later, the reports of many hosts in one transaction, and of each host its latest report alone. Any number of
+services may run: where two of them end the same run of a frame, the database lets one win.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from opencue_sched.store.hosts import full_names
 _log = structlog.get_logger(__name__)
 
 REPORTS_TOGETHER = 64
-"""Hosts whose reports are handled in one transaction."""
+"""The most hosts whose reports are handled in one transaction. So many rows of hosts are locked at once."""
 REPORT_THREADS = 2
-"""How many threads handle reports: PostgreSQL works for one while the other reads what came."""
+"""How many threads handle reports: while one waits for PostgreSQL the other computes."""
 GATHER_SECONDS = 0.1
-"""How long reports wait for others, while fewer than REPORTS_TOGETHER do, to be handled with them."""
+"""How long a transaction waits for further reports while fewer than REPORTS_TOGETHER hosts have one."""
 KILL_THREADS = 8
-"""How many threads end processes on hosts."""
+"""How many threads end processes on hosts. Each waits for one RQD, so as many RQDs may be silent before kills wait."""
 
 
 class NotServed(grpc.GenericRpcHandler):
     """Refuses every call that the handlers before it do not serve, with a remedy.
 
     Where there is no Cuebot, ``cueadmin``, CueGUI and everything else on pycue may still be pointed at this port: it is
-    the port they know. One call of theirs is answered, with zeros: pycue asks for a Cuebot's own figures to see whether
-    anybody is there, and when that is refused it says that no connection could be established, and nothing of the
-    reason.
+    the port they know. One call of theirs is answered, with zeros. By that call pycue asks for a Cuebot's own figures,
+    to see whether a server is there; where it is refused, pycue says that no connection could be established, and does
+    not show the remedy.
     """
 
     def service(self, handler_call_details: Any) -> Any:
@@ -79,11 +79,12 @@ class NotServed(grpc.GenericRpcHandler):
 
 
 LARGEST_REPORT_BYTES = 1024 * 1024
-"""A report of a host with hundreds of running frames and their child processes is smaller; more is refused by gRPC."""
+"""The largest message that gRPC takes. The report of a host with hundreds of running frames, and all their child
+processes, is smaller."""
 
 _CONNECTION_GRACE_SECONDS = 30.0
-"""How long calls under way have when their connection has become too old: more than the longest of them takes
-(ServiceBounds.answer_seconds)."""
+"""How long calls under way may still take once their connection is too old. The longest call takes less: it ends
+after ServiceBounds.answer_seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +92,33 @@ class ServiceBounds:
     """How many calls a report service takes, and for how long."""
 
     connection_age_seconds: float = 600.0
-    """Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps one channel for good: when one of two
-    services behind an address starts again, all hosts would stay with the other."""
+    """Greatest age of a connection, which gRPC varies by a tenth. An RQD keeps its connection as long as it may: after
+    one of two services behind an address was restarted, all hosts would stay with the other."""
     vanished_peer_seconds: float = 10.0
     """The time after which the RQD of a call is asked whether it is still there.
 
-    The call ends if the RQD does not answer for as long again. A thread waits for each message whose beginning has
-    come: two hosts that vanished in the middle of theirs would keep all status reports waiting, until their connections
-    had become too old."""
+    The call ends if the RQD does not answer for as long again. A call whose message has begun to come keeps a thread
+    until the message is whole. Without this bound as many hosts as there are threads for status reports
+    (_HOST_REPORT_CALL_THREADS), all gone in the middle of a message, would stop those reports until their connections
+    are too old."""
     most_calls: int = 4_000
-    """How many calls are taken at once, and how many completions may wait for their answers. Further calls are refused;
-    further completions are kept, and answered as one that PostgreSQL does not answer in time."""
+    """How many calls are taken at once; further calls are refused. Also how many completions may wait for their
+    answers: a further completion is applied too, but its RQD is told at once what it is else told after
+    ``answer_seconds``."""
     answer_seconds: float = 20.0
-    """How long an RQD waits for the answer that its completion was committed."""
+    """How long a completion may take until it is committed. Then its RQD is told that PostgreSQL does not answer, and
+    the completion stays in hand."""
 
 
 SERVICE_BOUNDS = ServiceBounds()
 """The bounds of every report service; tests have narrower ones."""
 _CALL_THREADS = 32
 """How many threads take completions, which are answered later (WaitingCalls). A few would do. But an RQD that opens a
-call and sends no message keeps one until its connection is closed for its age, and so many such RQDs hold up all
-completions until then."""
+call and sends no message keeps a thread until its connection is too old: as many such RQDs as there are threads hold up
+all completions until then."""
 _HOST_REPORT_CALL_THREADS = 2
-"""Boot and status reports have threads of their own: none waits behind completions.
-A few threads that find the next call when they are done cost less than many that are woken in turn."""
+"""How many threads take boot and status reports, of which none is to wait behind completions. A thread that finds the
+next call when it has done with one need not be woken: two busy threads cost less than many that are woken in turn."""
 _INTERFACE = "report.RqdReportInterface"
 _STOP_SECONDS = 10.0
 """How long calls under way, and completions that wait, have at a stop."""
@@ -129,10 +133,10 @@ _DATABASE_AWAY_SECONDS = 0.5
 
 
 def server_options(bounds: ServiceBounds = SERVICE_BOUNDS) -> list[tuple[str, int]]:
-    """How the server treats connections and messages. It asks no connection how much it may carry, by a ping behind a
-    message: those of RQDs are small, and seconds apart."""
+    """How the server treats connections and messages."""
     vanished_ms = int(bounds.vanished_peer_seconds * 1000)
     return [
+        # No pings that measure how much a connection carries: the messages of an RQD are small, and seconds apart.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
         ("grpc.max_connection_age_ms", int(bounds.connection_age_seconds * 1000)),
@@ -140,14 +144,16 @@ def server_options(bounds: ServiceBounds = SERVICE_BOUNDS) -> list[tuple[str, in
         ("grpc.keepalive_time_ms", vanished_ms),
         ("grpc.keepalive_timeout_ms", vanished_ms),
         ("grpc.http2.ping_timeout_ms", vanished_ms),
+        # A port that another process listens on is refused, not shared with it.
         ("grpc.so_reuseport", 0),
     ]
 
 
 class ReportService:
-    """A gRPC server for the three calls of RQD with everything behind it.
+    """The gRPC server that takes the three calls of RQD, with the queues and threads that handle them.
 
-    The releaser's ``count`` is called for every event (completion_applied, report_refused, ...).
+    The releaser's ``count`` is called for every event (completion_applied, report_refused, ...). ``port`` is the port
+    that the server listens on, 0 before start().
     """
 
     def __init__(
@@ -165,16 +171,14 @@ class ReportService:
             together=REPORTS_TOGETHER,
             gather_seconds=GATHER_SECONDS,
         )
-        # Kills have an inbox of their own, so that no report waits for an RQD that does not answer.
+        # Kills have an inbox of their own, so that no report waits for an RQD that does not answer. A later kill takes
+        # the place of one that waits: it comes from a later report, which names what still runs.
         self._kills = HostInbox(self._kill, name="host-kills", threads=KILL_THREADS)
-        self._reports = HostReports(
-            releaser,
-            killer,
-            settings.scheduler.facility,
-        )
+        self._reports = HostReports(releaser, killer, settings.scheduler.facility)
         self._waiting = WaitingCalls(_refusal, too_late=_TOO_LATE, seconds=bounds.answer_seconds)
         self._server: grpc.Server | None = None
         self._stopping = threading.Event()
+        # Logs a refusal whenever it is not in the cache: once for each host, reason and period.
         self._warn = lru_cache(maxsize=10_000)(
             lambda host_name, reason, _period: _log.warning("report_refused", host=host_name, reason=reason)
         )
@@ -218,8 +222,12 @@ class ReportService:
         return abandoned
 
     def _serve(self, hosts: Sequence[tuple[str, Mail]]) -> None:
-        """Handle the mail of hosts: boot reports one by one, status reports together. Whatever is wrong with one of
-        them, only its host is affected."""
+        """Handle the mail of hosts: boot reports one by one, status reports together. What is wrong with a report
+        affects its host alone.
+
+        The status report of a host whose boot report failed is dropped. Where a store was in trouble the boot report is
+        put back, because an RQD sends it once; the next status report comes by itself.
+        """
         failures = {name: self._boot(mail["boot"]) if "boot" in mail else None for name, mail in hosts}
         reporting = [(name, mail) for name, mail in hosts if "status" in mail and failures[name] is None]
         try:
@@ -238,7 +246,7 @@ class ReportService:
         database_away = False
         for name, mail in hosts:
             failure = failures[name]
-            if failure is not None and self._tell(name, failure):
+            if failure is not None and self._note_failure(name, failure):
                 database_away = True
                 if "boot" in mail:
                     self.inbox.put(name, boot=mail["boot"])
@@ -246,7 +254,7 @@ class ReportService:
             self._stopping.wait(_DATABASE_AWAY_SECONDS)
 
     def _boot(self, report: report_pb2.BootReport) -> Exception | None:
-        """Handle a boot report; why it was not, if so."""
+        """Handle a boot report. Returns the error where that failed."""
         try:
             self._reports.boot(report)
         except Exception as error:
@@ -261,10 +269,10 @@ class ReportService:
             try:
                 mail["kill"]()
             except Exception as error:
-                self._tell(name, error)
+                self._note_failure(name, error)
 
-    def _tell(self, host_name: str, error: Exception) -> bool:
-        """Count and log why a host's mail was not handled; returns whether a store is in trouble."""
+    def _note_failure(self, host_name: str, error: Exception) -> bool:
+        """Count and log why a host's mail was not handled. Returns whether PostgreSQL or Redis is in trouble."""
         if isinstance(error, InvalidInput):
             self.log_refusal(host_name, str(error))
             return False
@@ -293,8 +301,8 @@ class ReportService:
         completion: Any = read(
             "ReportRunningFrameCompletion", report_pb2.RqdReportRunningFrameCompletionRequest, self._take_completion
         )
-        # gRPC has handlers that answer after they have returned for calls with any number of answers. RQDs, which wait
-        # for one, see no difference.
+        # Of the handlers of gRPC only those of calls with many answers may return before they answer, so this one says
+        # that it has many. An RQD, which waits for one answer, sees no difference.
         completion.experimental_non_blocking = True
         status: Any = read("ReportStatus", report_pb2.RqdReportStatusRequest, self._take_status)
         boot: Any = read("ReportRqdStartup", report_pb2.RqdReportRqdStartupRequest, self._take_boot)
@@ -324,13 +332,15 @@ class ReportService:
         except NotAccepting as refusal:
             context.abort(*_refusal(refusal))
         else:
-            # Where too many wait, it is applied all the same: an RQD may tell of an end once and never again.
+            # A completion is applied also where too many calls wait: an RQD may report it once and never again. Here,
+            # as in all handlers, abort() raises.
             if len(self._waiting) >= self._bounds.most_calls:
                 context.abort(*_TOO_LATE)
             self._waiting.put(done, context, send)
 
     def _take_status(self, request: report_pb2.RqdReportStatusRequest, context: Any) -> bytes:
-        """Take a host's regular report; answers before it is handled."""
+        """Take a host's regular report; answers before it is handled. Its ``received_at`` is in monotonic time: the
+        clock of the releaser, which tests replace, does not count for it."""
         self._accept(request.host_report, context, status=request.host_report, received_at=time.monotonic())
         return NOTHING
 
@@ -365,7 +375,11 @@ def _refusal(error: BaseException) -> Refusal:
 def read_completion(
     report: report_pb2.FrameCompleteReport, *, silent_seconds: float, received_at: float
 ) -> CompletedFrame:
-    """The wire message as a value, with what its receiver knows; names, which go to the logs, are cut."""
+    """The completion that RQD reported, as a value. Its names come from outside and are cut before they reach the logs.
+
+    ``silent_seconds``: how long the frame's log has shown the same time. ``received_at``: when the report came, by the
+    clock of the releaser.
+    """
     frame = report.frame
     return CompletedFrame(
         proc_id=frame.resource_id,
@@ -401,7 +415,8 @@ def open_service(settings: Settings, count: Callable[[str], object]) -> Iterator
 def serve(settings: Settings, *, count: Callable[[str], object], alive: Callable[[], None]) -> int:
     """Run a report service with its own connections until SIGTERM, SIGINT or SIGHUP. Returns a process exit status.
 
-    ``alive`` is called every few seconds while it can apply completions or wait for its database.
+    ``alive`` is called every few seconds while the thread that applies completions runs, also while that thread waits
+    for PostgreSQL.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """

@@ -1,9 +1,9 @@
 """The consumer of a worker: what a message must be before Celery sees it.
 
-A message is only a hint. With Celery's plain consumer, one whose headers or body are not of the form that Celery
-expects raises inside the event loop and takes the worker down, or raises in a thread of the pool, which then neither
-acknowledges the message nor takes another in its place. Here a message is read completely before Celery sees it: one
-that is not a task of ours is counted, logged once by kind and acknowledged. What Celery raises afterwards is no
+A message is only a hint. Where its headers or body do not have the form that Celery expects, Celery's plain consumer
+raises inside the event loop, which takes the worker down, or in a thread of the pool, which then neither acknowledges
+the message nor takes another in its place. Here a message is read completely before Celery sees it. A message that is
+no task of ours is counted, acknowledged, and logged once for each kind of mistake. What Celery raises afterwards is no
 message's fault and is not caught here.
 """
 
@@ -26,8 +26,9 @@ class _Message(BaseModel):
     """What a message of ours consists of: the headers that Celery reads, those that a leader writes, and the payload
     of arguments, keywords and options.
 
-    No callbacks, chain or chord, well formed or not: no task of ours has any, and Celery reads them in the thread that
-    runs the task, where a malformed one would keep the thread's slot. And no time before which it is not to be run.
+    A message with callbacks, chain or chord is refused, well formed or not: no task of ours has any, and Celery reads
+    them in the thread that runs the task, where a malformed one would keep the thread's slot. A message with an ``eta``
+    is refused as well: none of ours waits for a time, and Celery would keep it in memory until then.
     """
 
     model_config = ConfigDict(strict=True)
@@ -38,9 +39,14 @@ class _Message(BaseModel):
     kwargsrepr: str | None = None
     eta: None = None
     sent_at: float | None = None
+    """When the message was sent, in epoch seconds."""
     fence: int | None = None
+    """The fence of the leader that sent the message of a tick."""
     tick: int | None = None
+    """The tick: whole intervals since the epoch, or minutes where the schedule has no interval."""
     tick_of: str | None = None
+    """The series that the tick belongs to (leader.tick_series)."""
+    # Not strict, for lists are what is sent for these tuples.
     payload: Annotated[
         tuple[list[Any], dict[str, Any], dict[Literal["callbacks", "errbacks", "chain", "chord"], None]],
         Field(strict=False),
@@ -82,10 +88,11 @@ class TolerantConsumer(Consumer):
 
 
 def read_headers(message: Any, tasks: Collection[str]) -> dict[str, Any]:
-    """The headers of a message that is complete and for one of ``tasks``, without any that are not ours: Celery makes
-    attributes of the task's request of them all, and reads limits, stamps and groups without looking at their kind.
+    """The headers of a message that is complete and for one of ``tasks``. Headers that are not ours are left out,
+    because Celery makes an attribute of the task's request of each, and reads time limits, stamps and groups without
+    checking their types.
 
-    Raises InvalidInput with the kind of mistake, never a value.
+    Raises InvalidInput with the kind of mistake, never a value from the message.
     """
     try:
         payload = message.payload
@@ -96,7 +103,8 @@ def read_headers(message: Any, tasks: Collection[str]) -> dict[str, Any]:
     except ValidationError as error:
         problem = error.errors()[0]
         raise InvalidInput(f"{problem['loc'][0]}: {problem['type']}") from error
+    # Celery's own tasks (celery.chord, celery.map, ...) are among ``tasks``; nothing here sends any.
     if read.task not in tasks or read.task.startswith("celery."):
         raise InvalidInput("no task of ours")
-    # What a task returns is not stored, whatever the message asks for: who waits is answered by a reply queue.
+    # What a task returns is not stored, whatever the message asks for: a caller that waits has a reply queue.
     return read.model_dump(exclude={"payload"}, exclude_unset=True) | {"ignore_result": True}

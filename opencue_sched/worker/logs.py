@@ -1,7 +1,7 @@
 """Structured logs, and the signals that change their level on a running process.
 
-SIGUSR1 toggles info and debug without the SQL logger, SIGUSR2 with it (scheduler reference, "Enable Debug Logging").
-Celery has a use of its own for SIGUSR1, a dump of the stacks, so the handlers call whatever handler was there before.
+SIGUSR1 toggles info and debug without the SQL logger, SIGUSR2 with it (docs/references.md). Celery has a use of its own
+for SIGUSR1, a dump of the stacks, so the handlers call whatever handler was there before.
 """
 
 from __future__ import annotations
