@@ -64,20 +64,21 @@ def leader_view(
 
     ``instance`` is None where no live beat has the lease's ``fence``, and ``fence`` is None where nobody leads.
     ``tick_age_seconds`` is the time since a tick was fired; None where none was, where ``fences`` is not given, or
-    where PostgreSQL does not answer.
+    where PostgreSQL does not answer. The words tell a tick that is not known from one that was never fired.
     """
+    record: LeaderRecord | None = None
     try:
-        record = fences.leader(keys.name) if fences else LeaderRecord()
+        record = fences.leader(keys.name) if fences else None
     except SQLAlchemyError as error:
         log.warning("leader_record_not_read", error=reason_of(error))
-        record = LeaderRecord()
     lease = client.get(keys.lease)
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
     instance = beats[0].instance if beats else None
-    age = round(max(0.0, record.fired_age_seconds), 1) if record.fired else None
-    fired = "no tick fired yet" if age is None else f"last tick {duration_text(age)} ago"
+    age = round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None
+    unfired = "no tick fired yet" if record else "last tick unknown"
+    fired = unfired if age is None else f"last tick {duration_text(age)} ago"
     words = f"leader: {instance or 'a beat without presence'}, fence {fence}, {fired}"
     return {
         "role": keys.role,

@@ -111,11 +111,30 @@ def test_the_age_of_the_last_tick_is_shown(redis_client: Redis, engine: Engine) 
     assert 0 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 30
 
 
-def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis, engine: Engine) -> None:
-    class Away(PersistentFences):
-        def leader(self, name: str) -> LeaderRecord:
-            raise OperationalError("SELECT", {}, Exception("connection refused"))
+class Away(PersistentFences):
+    """The record of leaders while PostgreSQL does not answer."""
 
+    def leader(self, name: str) -> LeaderRecord:
+        raise OperationalError("SELECT", {}, Exception("connection refused"))
+
+
+class NoTicks(PersistentFences):
+    """The record of leaders before the first tick was fired."""
+
+    def leader(self, name: str) -> LeaderRecord:
+        return LeaderRecord(fence=1)
+
+
+def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis, engine: Engine) -> None:
     keys = beat_keys("cue", None)
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"), Away(engine))
     assert (view["fence"], view["tick_age_seconds"]) == (None, None)
+
+
+def test_a_record_that_was_not_read_is_not_shown_as_one_without_ticks(scoped, redis_client, engine):
+    keys, members = beat_keys("cue", "beta"), list_members(redis_client, "cue")
+    unknown = [leader_view(redis_client, keys, members, fences) for fences in (Away(engine), None)]
+    assert [view["fence"] for view in unknown] == [1, 1]
+    assert [view["words"].endswith(", last tick unknown") for view in unknown] == [True, True]
+    # where the record was read, and has none
+    assert leader_view(redis_client, keys, members, NoTicks(engine))["words"].endswith(", no tick fired yet")
