@@ -422,8 +422,8 @@ def _frame(
     memory_kb: int | None,
     failed_on: str | None,
 ) -> Frame:
-    """A frame that waits, of columns in the order of the statement: ``since`` in epoch seconds, ``failed_on`` host ids
-    with blanks between."""
+    """A frame that waits, of columns in the order of the statement: ``since`` in epoch seconds, ``failed_on`` names
+    of hosts with blanks between."""
     hosts = tuple(failed_on.split()) if failed_on else ()
     return Frame(frame_id, name, number, version, memory_kb=memory_kb, waiting_since=_finite(since), failed_on=hosts)
 

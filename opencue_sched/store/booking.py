@@ -118,7 +118,7 @@ _LOCK_HOSTS = prepared(
     {_READ_LOCKED}
     """
 )
-# After that wait ran out: lock those hosts that nobody has locked, and read them.
+# Lock the hosts that nobody else has locked, once the wait of _LOCK_HOSTS has run out, and read them.
 _LOCK_FREE_HOSTS = prepared(
     f"""
     ROLLBACK TO SAVEPOINT opencue_sched_hosts;
@@ -264,7 +264,7 @@ _READ_STARTED = f"""
     FROM {_STARTED}
     WHERE f.str_state = 'RUNNING'
 """  # noqa: S608 - only our own constants
-# All of that in one message.
+# Start frames where the triggers leave counters and history to us, in one message.
 _START_ALL_FRAMES = prepared(
     "; ".join(
         (

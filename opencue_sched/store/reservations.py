@@ -235,7 +235,7 @@ def fetch_host_kinds(
 
 
 def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
-    """Those of these layers that have waiting frames, a row each: ``pk_layer``, ``pk_job``, ``str_name``, ``waiting``
+    """The layers among these that have waiting frames, a row each: ``pk_layer``, ``pk_job``, ``str_name``, ``waiting``
     frames, the job's ``priority``, and for how long the layer has been blocked (``blocked_seconds``).
 
     ``elapsed``: the seconds since that was written. ``placed``: whether a frame of the layer was placed since then.
