@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +14,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.domain.states import FrameState
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.reports.completion import Releaser
+from opencue_sched.store.limit_bindings import LicenceShortage, follow_shortages
 from tests.kit.limits import has_types
 from tests.kit.runs import FarmView, complete_frame, start
 
@@ -117,6 +121,51 @@ def test_a_later_delay_stays_and_several_frames_of_one_transaction_delay_once(en
     moment, reason = start_after(engine)
     assert minutes_from_now(moment) > 58
     assert (reason, bound(engine)) == ("a person", [("nuke", "AUTO")])
+
+
+@pytest.fixture
+def layers(view: FarmView) -> list[str]:
+    """The ids of three layers, in their order."""
+    with view.farm() as farm:
+        farm.job([LayerSpec()] * 3)
+    return [row.pk_layer for row in view.rows("SELECT pk_layer FROM layer ORDER BY pk_layer")]
+
+
+@contextmanager
+def an_hour_meanwhile(engine: Engine, view: FarmView, layers: Sequence[str]) -> Iterator[None]:
+    """While another transaction that delays the second of three layers for an hour is open, and is waited for, frames
+    of all three get no licence, the last layer named first; after it their transaction is committed."""
+
+    def end() -> None:
+        shortage = LicenceShortage("nuke", SHORT, delay_minutes=5, auto_tag=False)
+        with engine.begin() as connection:
+            follow_shortages(connection, [(layer, shortage) for layer in reversed(layers)])
+
+    with ThreadPoolExecutor(1) as threads:
+        with engine.begin() as other:
+            hour = "UPDATE layer SET ts_start_after = now() + interval '1 hour' WHERE pk_layer = :layer"
+            other.execute(text(hour), {"layer": layers[1]})
+            ended: Future[None] = threads.submit(end)
+            view.wait_for_waiters(1)
+            yield
+        ended.result()
+
+
+def test_layers_are_delayed_in_the_order_of_their_ids(engine: Engine, view: FarmView, layers: list[str]) -> None:
+    # given layers that are to be delayed, when another transaction has the second
+    with an_hour_meanwhile(engine, view, layers):
+        free = view.rows("SELECT pk_layer FROM layer FOR NO KEY UPDATE SKIP LOCKED")
+    # then the first was locked by then, the third was not
+    assert [row.pk_layer for row in free] == layers[2:]
+
+
+def test_a_longer_delay_that_was_waited_for_stays(engine: Engine, view: FarmView, layers: list[str]) -> None:
+    # given layers that are to be delayed, when another transaction delays the second for longer
+    with an_hour_meanwhile(engine, view, layers):
+        pass
+    # then that stays, and the others are delayed
+    rows = view.rows("SELECT ts_start_after FROM layer ORDER BY pk_layer")
+    assert [minutes_from_now(row.ts_start_after) > 30 for row in rows] == [False, True, False]
 
 
 def test_another_exit_status_is_no_shortage(engine: Engine, view: FarmView) -> None:
