@@ -98,7 +98,8 @@ _PENDING_AND_UNPAUSED = "str_state = 'PENDING' AND b_paused = false"
 _JOB_MAY_RUN = f"""{JOB_SWITCHED_ON} AND {SHOW_IS_OURS}
       AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))"""
 _WAITS = f"WHERE ls.int_waiting_count > 0 AND {_JOB_MAY_RUN}"
-# What a layer of the backlog is made of; {limits} and {starts} depend on the schema.
+# What a layer of the backlog is made of; {limits} and {starts} depend on the schema. The count's version is the xmin of
+# layer_stat, which is another after every change of how many frames wait or run.
 _COLUMNS = f"""
     SELECT l.pk_layer, l.pk_job, l.str_name, l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min,
            l.int_gpus_min, l.int_gpu_mem_min, l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count,
@@ -368,6 +369,7 @@ def _job(row: Row[Any]) -> Job:
     if row.int_priority is None or not row.has_folder_caps:
         raise InvalidInput(f"job {row.pk_job}: its row of job_resource or folder_resource is missing")
     check_ids(row.pk_job, row.pk_folder, row.pk_dept)
+    # A job without a finite time of its start ranks as the oldest of its priority.
     return Job(
         id=intern(row.pk_job),
         name=row.job_name,
