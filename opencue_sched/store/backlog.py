@@ -206,10 +206,13 @@ _VERSIONS = prepared(f"""
 #
 # For ``back_in`` the first waiting frames are looked at, as many as are wanted. Where frames that are left out make a
 # portion shorter than wanted, at least one of them is among these.
-_PORTIONS = f"""
+#
+# ``{uncounted}`` is an array of exit statuses: _GIVEN, and beside a Cuebot DELAYING_STATUSES as well.
+_PORTIONS_OF = f"""
     SELECT set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),
            set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
            set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
+    WITH statuses AS MATERIALIZED (SELECT {{uncounted}} AS uncounted)
     SELECT l.pk_layer, ls.int_waiting_count, waiting.*, held.back_in
     FROM unnest(CAST(:layers AS varchar[]), CAST(:most AS int[])) AS wanted(pk_layer, most)
     JOIN {row_of("layer", "l", "pk_layer = wanted.pk_layer")} ON true
@@ -221,7 +224,8 @@ _PORTIONS = f"""
                           WHERE asked.pk_frame = f.pk_frame)) AS memory,
                array_agg((SELECT string_agg(failed.str_host, ' ') FROM opencue_sched_failed_run failed
                           WHERE failed.pk_frame = f.pk_frame
-                            AND failed.int_exit_status <> ALL(CAST(:uncounted AS bigint[])))) AS failed_on
+                            AND failed.int_exit_status <> ALL(CAST((SELECT uncounted FROM statuses) AS bigint[]))))
+                   AS failed_on
         FROM (
             SELECT pk_frame, str_name, int_number, int_version,
                    CAST(extract(epoch FROM GREATEST(ts_eligible, ts_updated, {{starts}})) AS double precision) AS since
@@ -238,17 +242,16 @@ _PORTIONS = f"""
         FROM (
             SELECT int_exit_status, ts_updated
             FROM frame
-            WHERE cardinality(CAST(:uncounted AS bigint[])) > 0
+            WHERE cardinality((SELECT uncounted FROM statuses)) > 0
               AND frame.pk_layer BETWEEN wanted.pk_layer AND wanted.pk_layer AND frame.str_state = 'WAITING'
             ORDER BY pk_layer, int_dispatch_order, int_layer_order
             LIMIT wanted.most
         ) frame
     ) held ON true
 """  # noqa: S608 - only our own constants
-
-
-# The exit statuses after which a layer waits for a licence.
-_DELAYING = prepared(f"SELECT {DELAYING_STATUSES}")
+_GIVEN = "CAST(:uncounted AS bigint[])"
+_PORTIONS = _PORTIONS_OF.replace("{uncounted}", _GIVEN)
+_PORTIONS_BESIDE_A_CUEBOT = _PORTIONS_OF.replace("{uncounted}", f"{_GIVEN} || {DELAYING_STATUSES}")
 
 
 def fetch_layers(
@@ -301,10 +304,9 @@ def fetch_portions(
     """
     if not wanted:
         return []
-    if facts.origin == "cuebot":
-        uncounted = {*uncounted, *connection.execute(_DELAYING).scalar_one()}
+    template = _PORTIONS_BESIDE_A_CUEBOT if facts.origin == "cuebot" else _PORTIONS
     parameters = {"layers": texts(wanted), "most": numbers(wanted.values()), "uncounted": numbers(uncounted)}
-    rows = connection.execute(with_start_after(_PORTIONS, facts.has_start_after, once=True), parameters)
+    rows = connection.execute(with_start_after(template, facts.has_start_after, once=True), parameters)
     return [
         Portion(
             row.pk_layer,

@@ -47,9 +47,11 @@ their layer wait."""
 # A Cuebot delays a layer for the exit status of a frame: by its dispatcher.layer_delay.rules, or because the status is
 # that of a limit. It frees the frame up to a second before it writes the delay, and may drop that write. So for two
 # seconds nobody knows whether the frame may start. A ts_updated that is further ahead comes from a wrong clock.
-DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST(:uncounted AS bigint[])) AND COALESCE(frame.ts_updated
-                     BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
-"""Whether ``frame`` ended a moment ago with one of the exit statuses ``:uncounted``, so that a delay may follow."""
+DELAY_MAY_COME = """(frame.int_exit_status = ANY(CAST((SELECT uncounted FROM statuses) AS bigint[]))
+                     AND COALESCE(frame.ts_updated
+                                  BETWEEN now() - interval '2 seconds' AND now() + interval '2 seconds', false))"""
+"""Whether ``frame`` ended a moment ago with one of the exit statuses in ``statuses.uncounted``, so that a delay may
+follow. The statement has ``statuses`` in its WITH."""
 QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
 """Whether job ``j`` is in quarantine (store.quarantine)."""
 JOB_SWITCHED_ON = "j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book"
