@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.clients.postgres import ask
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.errors import SchedulerError
 from opencue_sched.reports.limit_reports import MOST_PROBLEMS, Holder, report_limits
-from opencue_sched.store.schema import read_origin
 from tests.kit.command import Cli
 from tests.kit.polling import eventually
 from tests.kit.wording import lacks
+
+pytestmark = pytest.mark.without_cuebot(
+    "it takes the reports of licence servers itself, and before V49 has no table of them"
+)
 
 Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
@@ -28,10 +30,8 @@ TWO = '{"host": "WS017.farm.example", "tokens": 2, "user": "alice"}\n\n{"host": 
 
 
 @pytest.fixture(autouse=True)
-def limits(build: Build, engine: Engine) -> None:
-    """Two limits, in a schema of ours: a Cuebot takes reports itself."""
-    if ask(engine, read_origin) == "cuebot":
-        pytest.skip("a Cuebot's schema")
+def limits(build: Build) -> None:
+    """Two limits."""
     build(lambda farm: [farm.limit(name, 30) for name in ("houdini", "nuke")])
 
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.clients.postgres import OURS, ask
+from opencue_sched.clients.postgres import OURS
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import HostIds, JobIds, LayerSpec
 from opencue_sched.errors import InvalidInput
@@ -22,9 +22,10 @@ from opencue_sched.reports.run_ends import RunVerdict
 from opencue_sched.rqd.kill import RqdKiller
 from opencue_sched.settings import Release, Rqd
 from opencue_sched.store import history
-from opencue_sched.store.schema import read_origin
 from tests.kit.runs import FarmView, Running, complete_frame
 from tests.kit.statements import listening, rows_read
+
+pytestmark = pytest.mark.without_cuebot("it moves the jobs of its database to the history tables itself")
 
 HOUR = 3600.0
 AFTER = 72 * HOUR
@@ -34,8 +35,6 @@ IMPATIENT = "-c lock_timeout=1ms"
 
 @pytest.fixture
 def view(engine: Engine) -> FarmView:
-    if ask(engine, read_origin) == "cuebot":
-        pytest.skip("a Cuebot moves the jobs of its database itself")
     view = FarmView(engine)
     upgraded(view, hours_ago=25)
     return view

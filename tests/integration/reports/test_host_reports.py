@@ -21,7 +21,6 @@ from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.rqd.kill import Fate
 from opencue_sched.settings import Release
 from opencue_sched.store.hosts import set_state
-from opencue_sched.store.schema import read_origin
 from tests.kit.counted import Counted
 from tests.kit.frozen_clock import Clock
 from tests.kit.reported_hosts import GB, render_host
@@ -196,14 +195,12 @@ def test_of_two_rows_that_differ_in_case_the_exact_one_is_the_hosts(view: FarmVi
     assert len(names(view)) == 2
 
 
+@pytest.mark.without_cuebot("it finds the rows of its hosts by the names that it gave them")
 @pytest.mark.usefixtures("allocs")
 @pytest.mark.parametrize("name", ["node1", "NODE1"])
 def test_a_host_whose_domain_changed_takes_its_row_over_once_that_is_silent(
     view: FarmView, desk: Desk, name: str
 ) -> None:
-    with view.engine.connect() as connection:
-        if read_origin(connection) == "cuebot":
-            pytest.skip("Cuebot finds its rows by the names that it gave them")
     # given a host with a tag of a person's, which has been silent as long as makes a host DOWN
     host_id = desk.boot(name="node1.old.example")
     view.run_sql(
