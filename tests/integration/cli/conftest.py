@@ -21,6 +21,8 @@ from tests.kit.command import Cli, Ran
 @pytest.fixture
 def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The variables a command finds."""
+    for name in [name for name in os.environ if name.startswith("OPENCUE_SCHED_TEST_")]:
+        monkeypatch.delenv(name)  # the tests' own: the program would warn that it is no setting
     monkeypatch.setenv("OPENCUE_SCHED_DATABASE_URL", settings.sqlalchemy_url)
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", settings.redis_dsn)
     monkeypatch.setenv("OPENCUE_SCHED_INSTANCE", "cli-test")
@@ -37,8 +39,6 @@ def cli(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run(*words: str, given: str | bytes = "") -> Ran:
         get_settings.cache_clear()
-        for name in [name for name in os.environ if name.startswith("OPENCUE_SCHED_TEST_")]:
-            environment.delenv(name)  # the tests' own: the program would warn that it is no setting
         environment.setattr(sys, "argv", ["opencue-sched", *words])
         content = given.encode() if isinstance(given, str) else given
         environment.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))

@@ -112,13 +112,19 @@ def test_explain_names_silent_hosts_and_when_their_frames_are_given_up(
     assert (host["host"], host["state"], host["frames"]) == ("render01", state, ["0001-render", "0002-render"])
 
 
+@pytest.mark.parametrize(("origin", "reaps"), [("cuebot", False), ("opencue-sched", True)])
 def test_of_an_unmanaged_show_beside_a_cuebot_the_cuebot_decides(
-    cli: Cli, rendering: Rendering, silence: Callable[..., None], engine: Engine
+    cli: Cli, rendering: Rendering, silence: Callable[..., None], engine: Engine, origin: str, reaps: bool
 ) -> None:
+    # given a silent host with frames of a show that is not managed
     silence(400)
     with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = :origin"), {"origin": origin})
         connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
-    assert "reaper" in cli("explain", NAME).out, "without a Cuebot the reaper looks after all shows"
+    # when somebody asks, then our reaper is named only where it looks after all shows
+    told = cli("explain", NAME).out
+    assert "render01" in told
+    assert ("reaper" in told) == reaps
 
 
 @pytest.mark.parametrize(
