@@ -299,10 +299,14 @@ def ended_beside_another(game: Accounting, how: dict[str, Any]) -> Iterator[None
 
 
 def artists_take_the_seats(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
-    """A licence server reports as many artists as may hold a limit, or more, and more is booked where frames run."""
+    """A licence server reports as many artists as may hold a limit, or more, and more is booked where frames run. Where
+    the schema has no reports, the limit is lowered to none."""
     game.book(**how, steps=ALL)
     yield
-    game.report(1, 2, set(), announced=True, steps=ALL)
+    if game.farm.has_reports:
+        game.report(1, 2, set(), announced=True, steps=ALL)
+    else:
+        game.change_cap("seats", 0, 0, announced=True, steps=ALL)
     yield
     game.book(**how, steps=ALL)
     yield

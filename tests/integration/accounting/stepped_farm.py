@@ -18,6 +18,7 @@ from opencue_sched.domain.caps import Vertices
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store import accounting
+from tests.kit.limits import has_types
 from tests.kit.sessions import end_sessions
 
 FRAMES = 64
@@ -40,14 +41,22 @@ _RESET = """
      WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (700, 2, 0, 0);
     UPDATE job_resource SET int_max_cores = 500, int_max_gpus = -1, int_cores = 0, int_gpus = 0
      WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (500, -1, 0, 0);
+    UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true
+     WHERE NOT (b_scheduler_managed AND b_booking_enabled);
+"""
+_RESET_LIMITS = """
     DELETE FROM limit_host;
     UPDATE limit_record l
        SET int_max_value = said.most, str_type = said.type, ts_reported = NULL
       FROM (VALUES ('nuke', 2, 'FRAME'), ('katana', 1, 'HOST'), ('arnold', 3, 'FRAME')) AS said(name, most, type)
      WHERE l.str_name = said.name
        AND (l.int_max_value <> said.most OR l.str_type <> said.type OR l.ts_reported IS NOT NULL);
-    UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true
-     WHERE NOT (b_scheduler_managed AND b_booking_enabled);
+"""
+_RESET_LIMITS_BEFORE_V49 = """
+    UPDATE limit_record l
+       SET int_max_value = said.most, b_host_limit = said.of_machines
+      FROM (VALUES ('nuke', 2, false), ('katana', 1, true), ('arnold', 3, false)) AS said(name, most, of_machines)
+     WHERE l.str_name = said.name AND (l.int_max_value <> said.most OR l.b_host_limit <> said.of_machines);
 """
 _CAP_CHANGES = {
     "burst": "UPDATE subscription SET int_burst = :cap * 100 WHERE pk_show = :a AND pk_alloc = :b",
@@ -68,6 +77,7 @@ _RETYPE = """
     UPDATE limit_record SET str_type = CASE str_type WHEN 'HOST' THEN 'FRAME' ELSE 'HOST' END
      WHERE pk_limit_record = :limit
 """
+_RETYPE_BEFORE_V49 = "UPDATE limit_record SET b_host_limit = NOT b_host_limit WHERE pk_limit_record = :limit"
 INSERT_PROC = text(
     """
     INSERT INTO proc (pk_proc, pk_host, pk_job, pk_show, pk_layer, pk_frame, int_cores_reserved, int_gpus_reserved,
@@ -83,13 +93,16 @@ INSERT_PROC = text(
 
 class SteppedFarm:
     """Shows A and B; A has two folders, two jobs and subscriptions to both allocations. Licences: ``limit`` of frames
-    and ``seats`` of machines for the first job of A, ``reported`` of frames for the second, ``seats`` for that of B."""
+    and ``seats`` of machines for the first job of A, ``reported`` of frames for the second, ``seats`` for that of B.
+
+    A Cuebot's schema before V49 has no table for what licence servers report: there none reports anything."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         # Not an option of ``engine``: each statement would then take two more, to commit at once and not any more.
         self._at_once = create_engine(engine.url, isolation_level="AUTOCOMMIT", pool_size=1)
         with engine.begin() as connection:
+            self.has_reports = has_types(connection)
             farm = Farm(connection, seed=7)
             self.allocs: list[AllocIds] = [farm.alloc("general"), farm.alloc("other")]
             self.shows: list[ShowIds] = [farm.show("a"), farm.show("b")]
@@ -124,6 +137,7 @@ class SteppedFarm:
         """The farm as it was in the beginning, without a proc."""
         with self.engine.begin() as connection:
             connection.execute(text(_RESET))
+            connection.execute(text(_RESET_LIMITS if self.has_reports else _RESET_LIMITS_BEFORE_V49))
         for host in range(len(self.hosts)):
             self.move_host(host, host)
         for job, folder in enumerate(_FOLDERS):
@@ -195,12 +209,16 @@ class SteppedFarm:
         return key if self._unless_locked(_CAP_CHANGES[kind], cap=cap, a=a, b=b) else None
 
     def report(self, limit_id: str, names: Collection[str]) -> str | None:
-        """A licence server is asked now, and says who holds a limit; answers as change_cap."""
+        """A licence server is asked now, and says who holds a limit; answers as change_cap. None, and nothing changed,
+        where the schema has no reports."""
+        if not self.has_reports:
+            return None
         return keys.limit(limit_id) if self._unless_locked(_REPORT, limit=limit_id, names=list(names)) else None
 
     def change_type(self) -> str | None:
         """``seats`` counts frames from now on, or machines again; answers as change_cap."""
-        return keys.limit(self.seats) if self._unless_locked(_RETYPE, limit=self.seats) else None
+        statement = _RETYPE if self.has_reports else _RETYPE_BEFORE_V49
+        return keys.limit(self.seats) if self._unless_locked(statement, limit=self.seats) else None
 
     def _unless_locked(self, statement: str, **parameters: object) -> bool:
         """Whether it was done, as nobody had what it needs."""
