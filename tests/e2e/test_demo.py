@@ -30,24 +30,27 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.long(50)
 def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
+    # given a demo on a terminal, which shows each second how far the job is; lines come every ten seconds, in which a
+    # processor renders most of the frames
+    screen, terminal = pty.openpty()
     demo = subprocess.Popen(
         [*DEMO, "--frames", "40", "--hosts", "1", "--workers", "1"],
-        env=environment,
+        env={**environment, "TERM": "xterm", "COLUMNS": "200"},
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        stdout=terminal,
         stderr=subprocess.STDOUT,
-        text=True,
         start_new_session=True,
     )
-    progress = r"turntable render: \d+/40 done, [1-9]\d* running"
+    os.close(terminal)
     try:
-        # when it is told to stop while frames run, of which a line tells where there is no terminal
-        assert any(re.search(progress, line) for line in demo.stdout)
+        # when it is told to stop while frames run
+        shown_until(screen, r"render +[━╸╺]+ +\d+/40 done +[1-9]\d* running")
         os.kill(demo.pid, signal.SIGINT)
-        demo.stdout.read()
+        # then it does
+        shown_until(screen, None)
         assert demo.wait(timeout=60) == 130
     finally:
-        demo.stdout.close()
+        os.close(screen)
         demo.kill()
         demo.wait()
     nothing_is_left(environment[MARKER])
@@ -115,15 +118,17 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_i
 
 
 def shown_until(screen: int, end: str | None) -> str:
-    """What a program writes to its terminal until it writes this, or ends; without colours and movements."""
-    shown = b""
-    while end is None or end not in shown.decode(errors="replace"):
+    """What a program writes to its terminal until that has ``end``, a pattern, or until it ends; without colours and
+    movements."""
+    written, shown = b"", ""
+    while end is None or not re.search(end, shown):
         try:
-            shown += os.read(screen, 65536)
+            written += os.read(screen, 65536)
         except OSError:  # nobody has the terminal open any more
-            assert end is None, shown.decode(errors="replace")
+            assert end is None, shown
             break
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode(errors="replace"))
+    return shown
 
 
 def test_what_cannot_be_started_says_so_and_leaves_nothing_of_what_was(tmp_path, environment):
