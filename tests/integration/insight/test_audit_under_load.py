@@ -26,6 +26,8 @@ from tests.kit.polling import eventually
 from tests.kit.world import World
 
 AUDITS, BOOKERS, AT_ONCE = 12, 2, 6
+REST_SECONDS = 0.02
+"""Between two bookings of a booker: an audit takes longer, so that each sees some come and go, and has a processor."""
 
 COMMIT = text(
     """
@@ -39,7 +41,7 @@ COMMIT = text(
 
 @dataclass
 class Load:
-    """Bookers that book, commit, settle, delete and release as fast as they can."""
+    """Bookers that book, commit, settle, delete and release dozens of times a second."""
 
     world: World
     vertices: Vertices
@@ -49,7 +51,7 @@ class Load:
         client = guarded_redis(url, Settings())
         ledger = make_ledger(self.world.engine, client, owner="booker", accounting=Accounting())
         try:
-            while not done.is_set():
+            while not done.wait(REST_SECONDS):
                 booked = [Booking(str(uuid.uuid4()), self.vertices, 1) for _ in frames]
                 ids = [each.proc_id for each in booked]
                 assert ledger.book(booked).accepted == set(ids)
