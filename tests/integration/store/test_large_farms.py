@@ -1,4 +1,4 @@
-"""What is read of a farm again and again stays cheap where it has a hundred thousand hosts.
+"""What is read of a farm again and again stays cheap where it has tens of thousands of hosts.
 
 The hosts of some buckets are read by their index, whatever other hosts there are; all hosts are summed without a sort;
 and what a worker holds of each host is little.
@@ -24,7 +24,7 @@ from tests.kit.databases import Databases
 from tests.kit.gathering import reads_by_table
 from tests.kit.statements import listening
 
-HOSTS = 100_000
+HOSTS = 40_000
 STALENESS = 3600.0
 TABLES = ("host", "host_stat", "host_tag")
 _OWN = {
@@ -54,7 +54,7 @@ def copy_host(connection: Connection, host_id: str, copies: int) -> None:
 
 @pytest.fixture(scope="module")
 def large(databases: Databases) -> Iterator[Engine]:
-    """A database with a hundred thousand hosts of one facility, as PostgreSQL knows them."""
+    """A database with HOSTS hosts of one facility, as PostgreSQL knows them."""
     with databases.engine() as engine:
         with engine.begin() as connection:
             # A busy machine takes its time to write so many.
