@@ -25,6 +25,8 @@ ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispa
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
 	reports/test_completion.py reports/test_dependencies.py reports/test_reports_together.py \
 	reports/test_completions_together.py insight) tests/e2e/test_small_stress.py
+# What tries a property with examples, more of them in make test-deep than in other runs (tests/kit/examples.py).
+WITH_PROPERTIES = $(shell grep -rl --include='test_*.py' '^from hypothesis' tests/unit tests/integration)
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
 # OPENCUE_SCHED_COMPAT_DATABASE_URL.
 MIGRATIONS ?=
@@ -98,9 +100,9 @@ else
 	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN)
 endif
 
-test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
+test-deep: $(INSTALLED) ## The accounting model searched farther, 50,000 random steps on the real ledger, properties with all examples (a quarter of an hour)
 	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \
-		tests/integration/accounting/test_stateful.py
+		tests/integration/accounting/test_stateful.py $(WITH_PROPERTIES)
 
 test-versions: $(INSTALLED) ## A worker of an older commit and one of this checkout on one farm (takes the older one out of git)
 	$(PYTEST) $(PYTEST_ARGS) tests/by_hand/test_versions.py

@@ -29,13 +29,15 @@ from opencue_sched.embedded.servers import processes
 from opencue_sched.embedded.servers.services import POSTGRES_VARIABLE, EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Queue, Settings
 from tests.kit.databases import TEST_SESSIONS, Databases, PostgresServer
+from tests.kit.examples import DEEP, examples
 
 # Machines that run these tests are shared and slow at times: no test fails for the time an example takes. And each run
-# tries the same examples, so that a change is not told of what others left; OPENCUE_SCHED_TEST_DEEP tries others.
+# tries the same examples, so that a change is not told of what others left; `make test-deep` tries others, and more.
 hypothesis.settings.register_profile(
     "opencue-sched",
     deadline=None,
-    derandomize=not os.environ.get("OPENCUE_SCHED_TEST_DEEP"),
+    derandomize=not DEEP,
+    max_examples=examples(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("opencue-sched")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -21,9 +20,6 @@ from tests.integration.accounting.machine import Accounting, bind
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
 from tests.integration.accounting.stepping import Clock, SteppedRedis, step_statements
-
-DEEP = bool(os.environ.get("OPENCUE_SCHED_TEST_DEEP"))
-"""``make test-deep``: random games until there were DEEP_STEPS steps, instead of the same few."""
 
 DEEP_STEPS, DEEP_STEPS_PER_GAME, _DEEP_BATCH = 50_000, 50, 40
 

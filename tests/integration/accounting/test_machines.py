@@ -31,6 +31,7 @@ from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting
 from opencue_sched.store.accounting import managed_show_versions
 from tests.kit.counters import Store, booking
+from tests.kit.examples import examples
 from tests.kit.forced import force
 from tests.kit.limits import as_v49, before_v49, has_types, report, set_type
 from tests.kit.mutants import changed_script
@@ -1111,7 +1112,9 @@ class Expected:
 @example(_TOLD[11])
 @example(_TOLD[12])
 @given(st.lists(_STEPS, max_size=25))
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@hypothesis_settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_machines_are_the_hosts_of_the_entries_whatever_happens(store: Store, steps: Sequence[tuple[Any, ...]]) -> None:
     store.client.flushdb()
     store.open()

@@ -15,6 +15,7 @@ from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.ledger import Change
 from opencue_sched.domain.caps import Vertices
 from tests.kit.counters import Store
+from tests.kit.examples import examples
 from tests.kit.forced import force
 
 IDS = [f"p{i}" for i in range(6)]
@@ -126,7 +127,7 @@ def reconcile(store: Store, model: Model, proc_id: str, wanted: Booking | None, 
 
 @given(steps=st.lists(operations, max_size=25), dual=st.booleans())
 @hypothesis_settings(
-    max_examples=80,
+    max_examples=examples(80),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     print_blob=True,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.integration.accounting.games import DEEP, machine_on, play, play_deep
+from tests.integration.accounting.games import machine_on, play, play_deep
+from tests.kit.examples import DEEP
 
 
 @pytest.mark.timeout(7200)

@@ -18,6 +18,7 @@ from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import fetch_waiting_work, waiting_tags
 from opencue_sched.store.reservations import begin_task
 from opencue_sched.store.schema import SchemaFacts, check_schema
+from tests.kit.examples import examples
 from tests.kit.gathering import with_bookable_work
 
 TAGS = ["general", "Desktop", "M1", "m2", "M 3", "linux", "Absent"]
@@ -114,7 +115,9 @@ def layer_spec(layer: dict[str, Any], limit: str, now: datetime | None) -> Layer
 
 
 @hypothesis_settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(spec=farms)
 def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Settings, spec: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import RunVerdict
 from opencue_sched.store.frame_memory import largest_hosts
 from opencue_sched.store.procs import lock_and_read_runs
+from tests.kit.examples import examples
 from tests.kit.runs import FarmView, Running, complete_frame, start
 from tests.kit.statements import rows_handled
 
@@ -143,7 +144,7 @@ def test_whatever_dies_nothing_asks_for_more_than_a_host_has_and_no_layer_for_wh
     for index in range(5):
         complete_frame(engine, run.report(index, exit_status=1))
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(ends=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=8))
     def whatever_dies(ends: list[tuple[int, int]]) -> None:
         # given frames that die for want of memory in some order, with so much of it each time

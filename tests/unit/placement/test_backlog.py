@@ -25,6 +25,7 @@ from opencue_sched.placement.backlog import (
     Backlog,
     BacklogWork,
 )
+from tests.kit.examples import examples
 from tests.kit.frozen_clock import Clock
 from tests.kit.values import make_cluster, make_host, make_job, make_layer, make_need
 
@@ -489,7 +490,7 @@ class TestMemory:
         assert kept <= 60 * 1024**2 / 10
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     farm=st.sampled_from([(2, 1), (2, 2), (3, 1), (3, 2), (8, 1)]),
     passes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8),
@@ -798,7 +799,7 @@ class Interleaved(RuleBasedStateMachine):
 
 
 TestInterleaved = Interleaved.TestCase
-TestInterleaved.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestInterleaved.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_what_a_time_or_a_fault_keeps_waiting_is_counted_by_what_it_is() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import HostCache, HostGroups, HostOrder
 from opencue_sched.settings import HostCacheSettings
+from tests.kit.examples import examples
 from tests.kit.values import make_host, make_need, take
 
 CORES = 6
@@ -156,7 +157,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), min_size=30, max_size=80))
 def test_the_cache_never_gives_out_what_is_not_there(steps: list[tuple[str, int]]) -> None:
     model = Model()

@@ -21,6 +21,7 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.plan_state import Plan
 from opencue_sched.placement.policy import Policy
 from opencue_sched.settings import HostBookingStrategy
+from tests.kit.examples import examples
 from tests.kit.values import (
     GIB,
     make_caps,
@@ -144,7 +145,7 @@ def gpus_by(planned: Plan, kind: str) -> Counter[str]:
     return used
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(situations())
 def test_a_plan_keeps_every_rule_and_is_the_same_again(situation: Situation) -> None:
     # To draw a situation costs more than to plan and judge it, so each is judged in every way.
@@ -225,7 +226,7 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
     assert places == sorted(places)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(situations(), st.lists(st.none() | st.sampled_from([1, 3, 9, 30]), min_size=1, max_size=7))
 def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     situation: Situation, memory_gib: list[int | None]
@@ -251,7 +252,7 @@ def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
     every_layer_has_one_verdict_that_adds_up(situation, planned)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(situations())
 def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situation) -> None:
     # given a plan that was not cut short
@@ -298,7 +299,7 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
                 assert not stuck, f"{layer.id} could go on to {stuck}"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(situations())
 def test_undoing_a_plan_leaves_the_pool_as_it_was(situation: Situation) -> None:
     pool = situation.pool()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 
+from tests.kit.examples import DEEP
 from tests.unit.accounting.explorer.rules import Rules, Scope
 from tests.unit.accounting.explorer.search import Search
 
@@ -35,7 +35,7 @@ DEEP_SCOPES = {
         240_000,
     ),
 }
-if os.environ.get("OPENCUE_SCHED_TEST_DEEP"):
+if DEEP:
     SCOPES |= DEEP_SCOPES
 
 
