@@ -10,6 +10,7 @@ migrations: that is how ``make compat`` runs everything on a schema made by Cueb
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import secrets
@@ -41,6 +42,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("opencue-sched")
+
+# Each new connection reads redis-py's version from its package's metadata, which takes longer than to connect.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 _SUITES = ("unit", "integration", "e2e", "chaos")
 
