@@ -1,4 +1,4 @@
-"""L1-L5 and L7 with real beat processes: killed, frozen, with wrong clocks, with an emptied and a restarted Redis."""
+"""Real beat processes that take turns to lead: killed, frozen, with wrong clocks, with a Redis emptied or restarted."""
 
 from __future__ import annotations
 
@@ -235,7 +235,6 @@ def sweeps(client) -> int:
 
 
 def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(pair):
-    """L1, L5, L7. Twice. Within the TTL since it was renewed last, and a poll: see below."""
     successions = [succeed(pair, "kill") for _ in range(2)]
     assert_followed_at_the_first_look(successions)
     fired = sweeps(pair.client)
@@ -256,7 +255,6 @@ def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
 
 
 def test_a_frozen_leader_fires_nothing_after_it_goes_on(pair):
-    """L2: SIGSTOP past the TTL, SIGCONT."""
     first, old_fence = freeze_between_ticks(pair)
     fired = fences(pair.client).count(old_fence)
     eventually(lambda: int((holder(pair.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
@@ -282,7 +280,7 @@ SKEWED = """
 
 @pytest.mark.parametrize("end", ["kill", "stop", "redis error"])
 def test_skewed_clocks_fire_each_tick_at_most_once(site, end):
-    """L3: clocks a TTL and more apart, through crash, clean release and a Redis that does not answer."""
+    """The clocks of two beats are more than a TTL apart, through a crash, a clean stop and a silent Redis."""
     for name, skew in (("early", "-120"), ("late", "120")):
         source = textwrap.dedent(SKEWED).format(skew=skew, schedule=str(site.fleet.directory / name))
         # Started plainly: what is loaded already could have kept the real clock.
@@ -312,7 +310,6 @@ def test_skewed_clocks_fire_each_tick_at_most_once(site, end):
 
 
 def test_the_lease_never_exists_without_a_ttl_under_a_storm_of_kills(site):
-    """L4."""
     seen = []
 
     def watch() -> bool:

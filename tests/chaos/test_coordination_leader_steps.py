@@ -1,4 +1,4 @@
-"""L4: a leader killed after each single thing it does, from its lease to its release, and what follows.
+"""A leader is killed after each single thing it does, from its lease to its release: what follows.
 
 The leaders are real processes with the scheduler class, the configuration and the broker of a beat; only their tasks'
 intervals are short. See stepped_beat.py.

@@ -1,4 +1,4 @@
-"""The queues through a real Celery worker: order (Q2), age (Q3), and what is no message (Q8)."""
+"""The queues through a real Celery worker: their order, the age at which a queue is asked first, and garbage."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def order(client: redis.Redis) -> list[str]:
 
 
 def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(redis_client, sender, start_worker):
-    """Q2, over five hash seeds, each of which would bring another order of a set; priority 0 before all others."""
+    """The order is the same under five hash seeds, each of which orders a set differently; priority 0 goes first."""
     for seed in range(5):
         redis_client.flushdb()
         for number in (1, 2):
@@ -163,7 +163,7 @@ def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(re
 
 
 def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
-    """Q3: an instance queue that is never empty, and one message each for the group and the type."""
+    """While an instance queue is never empty, a message each for the group and the type is taken."""
     sender(INSTANCE, "again")
     start_worker(TEST_QUEUE_AGE="0.5")
     eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
@@ -179,7 +179,7 @@ def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
 def test_a_message_waits_for_no_more_others_than_there_are_queues_once_each_is_of_age(
     redis_client, sender, start_worker
 ):
-    """Q3, counted: when every queue is of age at once, each is asked first in its turn, however busy one of them is."""
+    """When every queue is of age at once, each is asked first in its turn, however busy one of them is."""
     sender(INSTANCE, "again")
     start_worker(TEST_QUEUE_AGE="0.001")
     eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
@@ -286,7 +286,6 @@ def logged_kinds(worker: GuardedProcess) -> list[str]:
 
 
 def test_what_is_no_message_is_counted_and_logged_by_kind_and_the_worker_lives(redis_client, sender, start_worker):
-    """Q8."""
     for queue in (INSTANCE, GROUP, TYPE):
         for value in GARBAGE:
             redis_client.lpush(queue, value)
@@ -346,7 +345,7 @@ def test_malformed_signatures_in_a_message_take_no_slot_of_a_worker(redis_client
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_a_message_that_is_no_task_is_counted_and_logged_once_by_kind(redis_client, sender, start_worker, pool):
-    """Q8, past the transport. More than there are threads, so what is not given back for one would stop the worker."""
+    """More misfits than there are threads pass the transport: slots that are not given back would stop a worker."""
     for message, _ in [*MISFITS.values(), *MISFITS.values()]:
         redis_client.lpush(f"{GROUP}:prio:1", message)
     sender(GROUP, "good")

@@ -134,7 +134,6 @@ def has_posting(site: Site) -> bool:
 
 
 def test_a_duplicate_instance_is_refused_with_a_clear_error(site):
-    """Q4."""
     site.fleet.worker("w1")
     with pytest.raises(ServiceFailed, match=r"'w1'.*'default'"):
         site.fleet.worker("second", OPENCUE_SCHED_INSTANCE="w1")
@@ -144,7 +143,6 @@ def test_a_duplicate_instance_is_refused_with_a_clear_error(site):
 
 
 def test_a_killed_instance_is_gone_within_15_seconds_and_its_messages_go_to_its_group(site):
-    """Q4, Q5."""
     site.fleet.worker("w1")
     site.fleet.worker("w2")
     key = presence_key("cue", "dispatch", "default", "w1")
@@ -486,7 +484,7 @@ def _seize(board: ClusterPostings, uuid: str):
 
 
 def test_copies_of_a_message_are_dropped_and_counted(site):
-    """Q6: dual push, exactly one execution."""
+    """A message that is pushed to its queue and to an old one leads to one pass."""
     plant(site, cores=100)
     port = free_port()
     site.fleet.environment["OPENCUE_SCHED_COORDINATION__LEGACY_QUEUES"] = '["cue.dispatch.old"]'
@@ -550,7 +548,7 @@ def recomputes_in_hand(site: Site) -> int:
 
 
 def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(site):
-    """L2, second half: who acts looks at the fence again, and what it changes carries it."""
+    """A worker looks at the fence of a message again before it acts, and what it changes carries that fence."""
     port = free_port()
     plant(site, frames=1)
     site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
@@ -668,7 +666,6 @@ def test_a_cluster_told_to_rest_is_left_alone_until_it_is_told_otherwise(site):
 
 
 def test_run_and_wait_reports_the_pass(site):
-    """Q7 through the command line."""
     plant(site, frames=2)
     site.fleet.worker("w1")
     done = opencue_sched(site, "dispatch", "--cluster", _cluster_key(site), "--wait", "--json")

@@ -344,7 +344,7 @@ class TestTwoProcesses:
         booker.gather()
         assert booker.idle() == other.idle() == {"small": 2, "large": 16}
 
-        # and the frame ends, without any host report (trap I-3)
+        # and the frame ends, without any host report
         take_cores(engine, host_id, -6)
         changes.publish([host_id])
         booker.gather()

@@ -213,7 +213,7 @@ def test_concurrent_claimants_get_different_jobs(board):
 
 
 def test_a_delayed_job_is_listed_at_once_and_claimable_when_due(board):
-    """L6: delayed items are never lost, and each is handed out once."""
+    """A delayed job is never lost, and is handed out once."""
     job = board.post("render", delay=600.0)
     assert board.job_count == 1
     assert job.state is JobState.UNCLAIMED

@@ -1,4 +1,4 @@
-"""The leader gate: L1-L5 and L7 on real Redis, with clocks under the test's control."""
+"""The leader gate on a real Redis, with clocks under the test's control: who leads, by which lease and fence."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_r
 
 
 def test_a_paused_ex_leader_fires_nothing(redis_client, keys, gate):
-    """L2: its own clock stood still with it, so only the fence can stop it."""
+    """A paused leader's own clock stood still with it, so only the fence can stop it."""
     paused, successor = gate(redis_client, keys), gate(redis_client, keys)
     paused.renew()
     redis_client.delete(keys.lease)
@@ -131,7 +131,7 @@ def test_a_paused_ex_leader_fires_nothing(redis_client, keys, gate):
 def test_a_leader_paused_between_its_look_at_the_lease_and_its_claim_of_a_tick_fires_nothing(
     redis_client, keys, engine, gate
 ):
-    """L2: looked at in the statement that records the tick, for all before that was true when it was asked."""
+    """The statement that records a tick looks at the fence: every earlier look was true when it was made."""
 
     class Pausing(PersistentFences):
         def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
@@ -169,7 +169,7 @@ def test_resigning_releases_only_ones_own_lease(redis_client, keys, gate):
 
 
 def test_each_process_has_a_token_of_its_own_that_says_nothing_of_it(redis_client, keys, gate):
-    """L5: not host and pid, which another process may have too."""
+    """A token is not host and pid, which another process may have too."""
     tokens = [gate(redis_client, keys).token for _ in range(100)]
     assert len(set(tokens)) == 100
     assert all(uuid.UUID(token).version == 4 for token in tokens)

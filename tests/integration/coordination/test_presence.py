@@ -1,4 +1,4 @@
-"""Presence: Q4 - a name belongs to one incarnation, and is gone soon after a kill."""
+"""Presence: a name belongs to one incarnation, and is gone soon after a kill."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from tests.kit.instances import GROUP, TYPE, present
 
 
 def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis_client):
-    """Q5."""
     presence = present(redis_client, "a")
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))
     target = priority_lists(GROUP)
@@ -103,7 +102,6 @@ def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_cli
 
 
 def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_client, monkeypatch):
-    """Q9."""
     present(redis_client, "a", in_flight=3)
     own = QueueName("cue", "dispatch", "default", "a")
     for queue, prio, age in ((TYPE, 0, 5), (GROUP, 1, 20), (own, 2, 1)):

@@ -14,7 +14,6 @@ from tests.kit.polling import MOST_SECONDS
 
 
 def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
-    """Q7."""
     job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
     got: list[dict] = []
     waiter = threading.Thread(

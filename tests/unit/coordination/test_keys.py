@@ -1,4 +1,4 @@
-"""Q1: one builder and parser for every queue name."""
+"""Every queue name is made by one builder and read by one parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Q1: keys and queue names are built in one place only."""
+"""Keys and queue names are built in one place only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which queues are asked (Q3)."""
+"""The order in which queues are asked."""
 
 from __future__ import annotations
 

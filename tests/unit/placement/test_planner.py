@@ -350,7 +350,7 @@ class TestCaps:
         assert len(plan_layer(make_layer(frames=3), make_host(), job_caps={"j1": full}).procs) == 3
 
     def test_all_limits_of_a_layer_must_have_room(self) -> None:
-        # Upstream passes a layer if any of its limits has (trap I-6); licences are then overrun.
+        # Upstream passes a layer if any of its limits has; licences are then overrun.
         planned = plan_layer(
             make_layer(frames=5, limit_ids=("nuke", "vray")),
             make_host(cores=64),
