@@ -257,7 +257,9 @@ class Waker(PeriodicThread):
             self._hosts.clear()
         self._debounce_until = now + DEBOUNCE_SECONDS
         if hosts:
-            self._collect_until = max(self._collect_until, now - SWEEPS_SAVED * COLLECT_SECONDS) + COLLECT_SECONDS
+            # A sweep for shows takes hosts along before theirs is due: the next is one pause from here then, no later.
+            due = min(now, max(self._collect_until, now - SWEEPS_SAVED * COLLECT_SECONDS))
+            self._collect_until = due + COLLECT_SECONDS
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None

@@ -132,6 +132,23 @@ def test_on_a_full_farm_the_hosts_that_come_free_meanwhile_share_a_sweep(monkeyp
     assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
 
 
+def test_sweeps_for_new_work_that_take_hosts_along_do_not_put_off_the_next_for_hosts(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now))
+    sweeps = Sweeps([])
+    waker = Waker(sweeps)
+    # given a burst of new work, of which each sweep takes a freed host along
+    for number in range(100):
+        now += 2 * DEBOUNCE_SECONDS
+        waker.note([str(number)], shows=["show"])
+        assert waker.sweep_if_due() is None
+    assert len(sweeps.asked) == 100
+    # when a host comes free after it
+    waker.note(["host"])
+    # then it waits for one pause, as after any other sweep
+    assert waker.sweep_if_due() == pytest.approx(COLLECT_SECONDS)
+
+
 def test_a_host_freed_right_after_new_work_was_swept_for_does_not_wait(monkeypatch):
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sweeps = Sweeps([])
