@@ -15,7 +15,6 @@ from sqlalchemy import create_engine, make_url
 from opencue_sched.accounting import bootstrap, recompute
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 from opencue_sched.clients.postgres import OURS
-from opencue_sched.store import accounting
 from tests.integration.accounting.machine import Accounting, bind
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
@@ -34,16 +33,15 @@ def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
     url = make_url(database_url).set(drivername="postgresql+psycopg2")
     engine = create_engine(url.update_query_dict({"application_name": f"{OURS}-game"}), pool_size=20)
     client = SteppedRedis.from_url(redis_url, decode_responses=True)
+    step_statements(engine)  # first: what the disk changes of a statement, it changes when the actor goes on
     farm, disk = SteppedFarm(engine), SteppedDisk(engine, clock)
-    step_statements(engine)
     for script in lua_directory().glob("*.lua"):
         client.script_load(load_script(script.stem).text)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        commits = patch.object(accounting, "unfinished_commits", disk.unfinished_commits)
         # Also the recompute of a show that is handed over: marks of two clocks are no ages.
         marks = patch.dict(recompute.recompute.__kwdefaults__, {"clock": clock.monotonic})
-        with patch.object(bootstrap, "time", clock), commits, marks:
+        with patch.object(bootstrap, "time", clock), marks:
             yield bind(farm, disk, client, clock)
     finally:
         structlog.reset_defaults()

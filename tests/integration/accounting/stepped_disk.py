@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psycopg2
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from opencue_sched.store import accounting
 from tests.integration.accounting.stepped_booker import Attempt
 from tests.integration.accounting.stepping import Actor, Clock, Killed, boundary
 from tests.kit.polling import eventually
@@ -37,7 +36,8 @@ _INSTALL = """
 _WAITS = text("SELECT 1 FROM pg_locks WHERE pid = :pid AND locktype = 'advisory' AND NOT granted")
 _THERE = text("SELECT 1 FROM pg_stat_activity WHERE pid = :pid")
 _AT_WORK = text("SELECT 1 FROM pg_stat_activity WHERE pid = :pid AND state = 'active'")
-_unfinished_commits = accounting.unfinished_commits
+_NEVER_SECONDS = 1e9
+"""Longer than any COMMIT hangs by the clock of PostgreSQL."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,11 @@ class Hanging:
 
 
 class SteppedDisk:
-    """Of one database; one COMMIT hangs at a time."""
+    """Of one database; one COMMIT hangs at a time.
+
+    Whether a COMMIT has hung for some seconds is asked of PostgreSQL, whose clock does not follow the test's. So the
+    question is changed on its way: to whether one hangs at all, where one does for that long by the test's clock.
+    """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._clock = clock
@@ -58,6 +62,7 @@ class SteppedDisk:
         self._lock = self._at_once.connect()
         self._lock.execute(text(_INSTALL))
         self._hanging: Hanging | None = None
+        event.listen(engine, "before_cursor_execute", self._ask_by_the_clock, retval=True)
 
     def close(self) -> None:
         self._lock.close()
@@ -114,11 +119,14 @@ class SteppedDisk:
     def slow(self) -> bool:
         return self._hanging is not None
 
-    def unfinished_commits(self, connection: Connection, seconds: float) -> int:
-        """As of production code, with seconds of the test's clock."""
-        found = _unfinished_commits(connection, 0.0)
-        hanging = self._hanging
-        return found if hanging is not None and self._clock.now - hanging.since >= seconds else 0
+    def _ask_by_the_clock(
+        self, connection: Connection, cursor: object, statement: str, parameters: Any, *rest: object
+    ) -> tuple[str, Any]:
+        if "pg_stat_activity" in statement and isinstance(parameters, Mapping) and "seconds" in parameters:
+            hanging = self._hanging
+            hangs = hanging is not None and self._clock.now - hanging.since >= parameters["seconds"]
+            parameters = {**parameters, "seconds": 0.0 if hangs else _NEVER_SECONDS}
+        return statement, parameters
 
     def _sees(self, query: Any, hanging: Hanging) -> bool:
         return self._lock.execute(query, {"pid": hanging.backend}).scalar() is not None
