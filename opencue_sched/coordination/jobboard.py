@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -604,8 +605,8 @@ class JobBoard(BoardScripts):
         """The entities whose registration has not expired, by kind and name."""
         with self.answering():
             records = call_script(self.client, "board_entities", [self.keys.of("entities")], [])
-        # Each record begins with its kind and its name.
-        return [Entity(**json.loads(record)) for record in sorted(records)]
+        found = [Entity(**json.loads(record)) for record in records]
+        return sorted(found, key=attrgetter("kind", "name"))
 
 
 # How a board is opened by name and configuration, through the entry points ``opencue_sched.jobboards``:

@@ -19,7 +19,7 @@ def test_registered_entities_are_remembered_for_their_life(board):
 
 
 def test_entities_are_listed_by_kind_and_name(board):
-    entities = [Entity(kind, name) for kind in ("a", "b") for name in ("1", "2")]
+    entities = [Entity(kind, name) for kind in ("a", "a b", "z", "ä") for name in ("1", "1 2", "z", "ä")]
     for entity in reversed(entities):
         board.register_entity(entity)
     assert board.entities() == entities
