@@ -210,7 +210,7 @@ def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> 
 
 
 def _named(runs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Runs (proc id, frame id) as parameters of _FRAMES and _PROCS."""
+    """Runs (proc id, frame id) as parameters of _RUNS."""
     return {"run_procs": texts(proc for proc, _ in runs), "run_frames": texts(frame for _, frame in runs)}
 
 
