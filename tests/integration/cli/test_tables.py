@@ -8,8 +8,8 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import click
 import pytest
 import redis
 
+from benchmarks.warm_start import Started
 from opencue_sched.cli import cli as program
 from opencue_sched.coordination.postings import cluster_postings
 from opencue_sched.coordination.presence import Presence
@@ -98,24 +99,25 @@ def on_terminal(commands: tuple[tuple[str, ...], ...], *, columns: int) -> dict[
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    ran = subprocess.Popen(
-        [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=subprocess.PIPE,
-        env={**environment, "TERM": "xterm"},
-    )
-    os.close(terminal)
     printed = b""
-    try:
-        while part := os.read(screen, 65536):
-            printed += part
-    except OSError:  # the other end is closed: EIO on Linux
-        pass
-    finally:
-        os.close(screen)
-        _, told = ran.communicate(timeout=60)
-    assert ran.returncode == 0, told.decode()
+    with tempfile.TemporaryFile() as errors:
+        ran = Started(
+            [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
+            env={**environment, "TERM": "xterm"},
+            stdout=terminal,
+            stderr=errors,
+        )
+        os.close(terminal)
+        try:
+            while part := os.read(screen, 65536):
+                printed += part
+        except OSError:  # the other end is closed: EIO on Linux
+            pass
+        finally:
+            os.close(screen)
+            status = ran.wait(60)
+        errors.seek(0)
+        assert status == 0, errors.read().decode()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).replace("\r\n", "\n")
     texts = [text.lstrip("\n") for text in plain.split(AFTER_EACH)]
     return dict(zip(commands, map(Seen, texts), strict=False))
