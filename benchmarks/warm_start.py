@@ -83,6 +83,7 @@ class Started:
         *,
         env: Mapping[str, str],
         cwd: str | os.PathLike[str] | None = None,
+        stdin: IO[bytes] | int | None = None,
         stdout: IO[bytes] | int,
         stderr: IO[bytes] | int,
     ) -> None:
@@ -103,7 +104,8 @@ class Started:
         self._told = os.fdopen(readable, "rb", buffering=0)
         try:
             with Path(os.devnull).open("rb") as nothing:
-                _SERVER.ask(program, [nothing.fileno(), _number(stdout), _number(stderr), writable])
+                given = nothing if stdin is None else stdin
+                _SERVER.ask(program, [_number(given), _number(stdout), _number(stderr), writable])
         finally:
             os.close(writable)
         line = self._line()

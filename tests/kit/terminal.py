@@ -9,16 +9,18 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.warm_start import Started
 from tests.kit.polling import eventually
 
 MAIN = "from opencue_sched.cli import main; main()"
+_TAKE_THE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+"""What the leader of a session does to have its terminal's Ctrl-C and the end of it sent to itself."""
 _ALTERNATE, _CURSOR_OFF = "?1049", "?25"
 _OUTPUT = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
@@ -96,18 +98,16 @@ class Terminal:
 @contextmanager
 def on_terminal(
     words: Sequence[str], *, columns: int = 100, rows: int = 30, program: str = MAIN
-) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
-    """``opencue-sched WORDS...`` on a terminal. Killed at the end if it still runs."""
+) -> Iterator[tuple[Terminal, Started]]:
+    """``opencue-sched WORDS...`` on a terminal, of a session of its own. Killed at the end if it still runs."""
     terminal = Terminal(columns, rows)
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words],
+    process = Started(
+        [sys.executable, "-c", _TAKE_THE_TERMINAL + program, *words],
         stdin=terminal.slave,
         stdout=terminal.slave,
         stderr=terminal.slave,
         env=environment | {"TERM": "xterm-256color"},
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     try:
         yield terminal, process
