@@ -46,6 +46,18 @@ def world(engine: Engine, store: Store) -> World:
 
 
 @pytest.fixture
+def limited(world: World) -> str:
+    """A limit of two, of the layer of which the world runs frames."""
+    from opencue_sched.embedded.farms.farm import Farm
+    from tests.integration.accounting.seats import bind
+
+    with world.engine.begin() as connection:
+        limit = Farm(connection).limit("nuke", 2)
+    bind(world, limit)
+    return limit
+
+
+@pytest.fixture
 def play(
     engine: Engine, settings: Settings, settings_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[type[Side]], Side]]:
