@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import cast
 
 import pytest
 from celery import Celery
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.epoch import Epoch
 from opencue_sched.coordination.leader import LeaderGate
@@ -26,8 +26,11 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.fixture
-def process(settings: Settings, redis_client, app: Celery) -> Iterator[Process]:
+def process(settings: Settings, engine: Engine, redis_client, app: Celery) -> Iterator[Process]:
     """What a worker has, in this process; its counters are open."""
+    # Beside a Cuebot the shows of these tests would have to wait for half a minute before they are booked.
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'opencue-sched'"))
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),
@@ -36,8 +39,6 @@ def process(settings: Settings, redis_client, app: Celery) -> Iterator[Process]:
     )
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
     made = Process(changed, app)
-    # Beside a Cuebot the shows of these tests would have to wait for half a minute before they are booked.
-    made.facts = replace(made.facts, origin="opencue-sched")
     yield made
     made.close()
 

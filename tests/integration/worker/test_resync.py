@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
 import redis
 from celery import Celery
 from sqlalchemy import Engine, text
@@ -104,6 +105,7 @@ def test_what_happened_while_nobody_heard_is_read_again_at_once(
         eventually(idle_seen, RECENT, "the host's idle cores")
 
 
+@pytest.mark.without_cuebot("it mails what becomes of its jobs itself, and no receiver of events is noted")
 def test_a_database_that_knows_of_no_receiver_is_told_of_it(settings: Settings, engine: Engine) -> None:
     """As one that was restored from before there was one: until then no event is written, and beat has none sent."""
     told = settings.model_copy(update={"events": Events(command=("true",))})

@@ -20,6 +20,7 @@ from opencue_sched.store.failed_runs import breaking_hosts
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.process import Process
 from tasks import maintenance
+from tests.kit.limits import has_types
 from tests.kit.runs import FarmView
 from tests.kit.tasks import run_task
 
@@ -188,13 +189,18 @@ def test_beside_a_cuebot_hosts_that_break_frames_are_known_by_the_history(
         "over": {"status": 1, "job": "FINISHED"},
         "sound": {"status": 0},
     }
+    with view.engine.connect() as connection:
+        licences = has_types(connection)
+    if not licences:
+        del reports["short"]  # before V49 no exit status says that a frame got no licence
     with view.farm() as farm:
         limit = farm.limit("houdini", 10)
         hosts = {name: farm.host(name=name) for name in reports}
         jobs = {name: [farm.job([LayerSpec(frames=1)]) for _ in range(3)] for name in reports}
         for name, host in hosts.items():
             farm.run([job.frames[0] for job in jobs[name]], host, cores=1, memory_gb=1)
-    view.run_sql("UPDATE limit_record SET int_exit_status = 77 WHERE pk_limit_record = :limit", limit=limit)
+    if licences:
+        view.run_sql("UPDATE limit_record SET int_exit_status = 77 WHERE pk_limit_record = :limit", limit=limit)
     for name, report in reports.items():
         ids = [job.id for job in jobs[name]]
         view.run_sql(
