@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +18,12 @@ from opencue_sched.reports.event_receivers import receiver_of
 from opencue_sched.reports.job_events import send_events
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import Events
+from tests.chaos.forker import forker
 from tests.chaos.stepped_pass import COMMIT
 from tests.chaos.stepped_task import DELIVERED
 from tests.chaos.wire import SCRIPTS
 from tests.kit.event_receiver import EventReceiver, event_receiver
 from tests.kit.runs import FarmView, Running, complete_frame
-
-ROOT = Path(__file__).resolve().parents[2]
 
 Dies = Callable[..., list[str]]
 
@@ -60,20 +54,15 @@ def dies(view: FarmView, receiver: EventReceiver, database_url, redis_server, re
     number with 0, goes to its end."""
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     environment = {
-        **inherited,
         "OPENCUE_SCHED_DATABASE_URL": database_url,
         "OPENCUE_SCHED_REDIS_URL": redis_server.url,
         "OPENCUE_SCHED_EVENTS__URL": receiver.url,
     }
-    command = [sys.executable, "-m", "tests.chaos.stepped_task"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker:
+    with forker("stepped_task", environment) as tasks:
 
         def dies(after: int, **what: Any) -> list[str]:
-            print(json.dumps({"die_after": after, **what}), file=forker.stdin, flush=True)
-            answer = json.loads(forker.stdout.readline())
+            answer = tasks.forks(die_after=after, **what)
             done = list(answer["done"])
             assert answer["status"] == (-9 if len(done) == after else 0), answer
             return done

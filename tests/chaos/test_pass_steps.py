@@ -12,14 +12,10 @@ while is all that another worker hears of.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,11 +42,11 @@ from opencue_sched.embedded.rqds.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.placement.backlog import PORTION_SECONDS
 from opencue_sched.settings import Rqd
+from tests.chaos.forker import Forker, forker
 from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH, SEND
 from tests.chaos.wire import SCRIPTS
 from tests.kit.passes import Passes, passes
 
-ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3
 FIRST_VERSION = 0
 """Of a frame that was never started."""
@@ -94,7 +90,7 @@ class Stage:
     worker: Passes
     dispatcher: Dispatcher
     rqds: SimulatedFarm
-    forker: subprocess.Popen[str]
+    passes_that_die: Forker
     launch_last: bool
     passed: float = 0.0
     """Seconds by which the backlog's clock of the other worker is ahead."""
@@ -148,12 +144,7 @@ class Stage:
         scene.done = self._dies(after, posting=scene.message.uuid, ticket=scene.message.ticket, most_frames=most_frames)
 
     def _dies(self, after: int, **what: Any) -> list[str]:
-        print(
-            json.dumps({"die_after": after, "launch_last": self.launch_last, **what}),
-            file=self.forker.stdin,
-            flush=True,
-        )
-        answer = json.loads(self.forker.stdout.readline())
+        answer = self.passes_that_die.forks(die_after=after, launch_last=self.launch_last, **what)
         assert answer["status"] == (-9 if after else 0), answer
         return list(answer["done"])
 
@@ -226,30 +217,26 @@ def stage(request, engine, settings, database_url, redis_server, redis_client) -
     stages: list[Stage] = []
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     with SimulatedFarm(host_specs(len(PLACES), cores=1000)) as rqds:
         rqds.behave(nameless=True)  # each stands for the hosts of all scenes
         served = dict(zip(PLACES, rqds.addresses.values(), strict=True))
         addresses = {f"{name}{number}": at for number in range(SCENES_AT_MOST) for name, at in served.items()}
         environment = {
-            **inherited,
             "OPENCUE_SCHED_DATABASE_URL": database_url,
             "OPENCUE_SCHED_REDIS_URL": redis_server.url,
             "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(addresses),
             **{f"OPENCUE_SCHED_ACCOUNTING__{name.upper()}": str(seconds) for name, seconds in PATIENT.items()},
         }
-        command = [sys.executable, "-m", "tests.chaos.stepped_pass"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         patient = settings.accounting.model_copy(update=PATIENT)
         ours = settings.model_copy(update={"rqd": Rqd(addresses=addresses), "accounting": patient})
         with (
-            subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
+            forker("stepped_pass", environment) as passes_that_die,
             passes(engine, ours, clock=lambda: time.monotonic() + sum(stage.passed for stage in stages)) as worker,
         ):
             postings = ClusterPostings(worker.client, CLUSTERS)
             renewer = ClaimRenewer(postings, ttl_seconds=CLAIM_SECONDS)
             dispatcher = Dispatcher(ours, postings, renewer, worker.runner, "another", lambda _: None, lambda _: None)
-            stages.append(Stage(worker, dispatcher, rqds, forker, request.param))
+            stages.append(Stage(worker, dispatcher, rqds, passes_that_die, request.param))
             yield stages[0]
             renewer.stop()
 

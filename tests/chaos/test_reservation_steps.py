@@ -5,14 +5,9 @@ A wide layer is due for a host, another has one that is to be renewed, and no la
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -22,13 +17,13 @@ from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
+from tests.chaos.forker import Forker, forker
 from tests.chaos.stepped_pass import COMMIT
 from tests.chaos.wire import SCRIPTS
 from tests.kit.passes import Passes, passes
 from tests.kit.polling import eventually
 from tests.kit.wide_farm import WideFarm
 
-ROOT = Path(__file__).resolve().parents[2]
 HOSTS = 8
 
 
@@ -36,7 +31,7 @@ HOSTS = 8
 class Stage:
     farm: WideFarm
     worker: Passes
-    forker: subprocess.Popen[str]
+    tasks_that_die: Forker
     renewed: str
     cluster: Cluster
 
@@ -65,9 +60,7 @@ class Stage:
     def dies(self, after: int) -> list[str]:
         """What a task had done when it died after so many things; one that has fewer to do goes to its end, as does
         each with 0."""
-        print(json.dumps({"die_after": after}), file=self.forker.stdin, flush=True)
-        assert self.forker.stdout is not None
-        answer = json.loads(self.forker.stdout.readline())
+        answer = self.tasks_that_die.forks(die_after=after)
         done = list(answer["done"])
         died = len(done) == after
         assert answer["status"] == (-9 if died else 0), answer
@@ -88,21 +81,17 @@ def stage(engine: Engine, settings: Settings, database_url, redis_server, redis_
     (at,) = farm.rows("SELECT pk_show, pk_facility FROM job WHERE pk_job = :job", job=farm.job)
     (alloc,) = farm.rows("SELECT pk_alloc FROM host WHERE pk_host = :host", host=farm.hosts[0])
     cluster = Cluster(at.pk_facility, at.pk_show, ClusterKind.ALLOC, ("general",), alloc.pk_alloc)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     environment = {
-        **inherited,
         "OPENCUE_SCHED_DATABASE_URL": database_url,
         "OPENCUE_SCHED_REDIS_URL": redis_server.url,
         "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
     }
-    command = [sys.executable, "-m", "tests.chaos.stepped_task"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     ours = settings.model_copy(update={"rqd": settings.rqd.model_copy(update={"dry_run_mode": True})})
     with (
-        subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
+        forker("stepped_task", environment) as tasks_that_die,
         passes(engine, ours) as worker,
     ):
-        yield Stage(farm, worker, forker, renewed, cluster)
+        yield Stage(farm, worker, tasks_that_die, renewed, cluster)
 
 
 def test_hosts_are_reserved_all_or_none_and_respected_wherever_the_task_dies(stage: Stage) -> None:

@@ -7,13 +7,9 @@ Two planners divide a farm. Each has more idle than one plan takes, so they ask 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -29,10 +25,10 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.placement.backlog import PORTION_SECONDS
 from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.settings import Queue, Rqd
+from tests.chaos.forker import Forker, forker
 from tests.chaos.wire import SCRIPTS
 from tests.kit.passes import Passes, passes
 
-ROOT = Path(__file__).resolve().parents[2]
 DIVISION = DIED, OTHER = "died", "other"
 FRAMES_OF_A_LAYER = 4
 LAYERS = 2 * FIRST_PLAN_FRAMES // FRAMES_OF_A_LAYER
@@ -58,7 +54,7 @@ class Stage:
     """The farm with the planner that goes on, and who forks the passes that die."""
 
     other: Passes
-    forker: subprocess.Popen[str]
+    passes_that_die: Forker
     passed: float = 0.0
     """Seconds by which the backlog's clock of the other planner is ahead."""
     scenes: int = 0
@@ -81,10 +77,7 @@ class Stage:
     def dies(self, scene: Scene, after: int) -> list[str]:
         """What a pass had done when it died after so many things; with 0 it goes to its end."""
         cluster = encode_cluster(replace(scene.cluster, shard=DIED))
-        what = {"cluster": cluster, "die_after": after, "launch_last": False, "division": DIVISION}
-        assert self.forker.stdin is not None and self.forker.stdout is not None
-        print(json.dumps(what), file=self.forker.stdin, flush=True)
-        answer = json.loads(self.forker.stdout.readline())
+        answer = self.passes_that_die.forks(cluster=cluster, die_after=after, launch_last=False, division=DIVISION)
         assert answer["status"] == (-9 if after else 0), answer
         return list(answer["done"])
 
@@ -117,10 +110,8 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
     stages: list[Stage] = []
     for name in SCRIPTS.values():
         redis_client.script_load(load_script(name).text)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     ours = {"queue": {**QUEUE, "priority_draw": 0}, "accounting": PATIENT, "rqd": {"dry_run_mode": True}}
     environment = {
-        **inherited,
         "OPENCUE_SCHED_DATABASE_URL": database_url,
         "OPENCUE_SCHED_REDIS_URL": redis_server.url,
         **{
@@ -129,7 +120,6 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             for name, value in fields.items()
         },
     }
-    command = [sys.executable, "-m", "tests.chaos.stepped_pass"]
     patient = settings.model_copy(
         update={
             "queue": Queue(**ours["queue"]),
@@ -137,9 +127,8 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             "rqd": Rqd(dry_run_mode=True),
         }
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with (
-        subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
+        forker("stepped_pass", environment) as passes_that_die,
         passes(
             engine,
             patient,
@@ -148,7 +137,7 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             clock=lambda: time.monotonic() + sum(stage.passed for stage in stages),
         ) as other,
     ):
-        stages.append(Stage(other, forker))
+        stages.append(Stage(other, passes_that_die))
         yield stages[0]
 
 
