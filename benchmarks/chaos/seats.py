@@ -5,8 +5,9 @@ show; of one that was never reported by every machine with a frame. From its max
 start a frame, and above it only the first by id, as many as remain. A reported limit of frames is used by the tokens
 that are reported and by the frames that the report need not show.
 
-What is seen of a commit's moment is what is left of it in the sample: never more than there was. So all that is judged
-here was certainly forbidden.
+What is seen of a commit's moment is what is left of it in the sample: never more than there was. The bookings of one
+commit were made one after another, and nothing tells their order: the one that forbids least is taken. So all that is
+judged here was certainly forbidden.
 """
 
 from __future__ import annotations
@@ -87,12 +88,21 @@ class Terms:
         if self.is_open(proc.committed):
             return None
         others = list(others)
+        before = [other for other in others if other.committed < proc.committed]
+        reported = {machine for machine, _, _ in self.reported}
+        counted = reported | {other.machine for other in before if self.counts(other)}
+        earlier = {other.machine for other in (*before, *gone) if other.committed < proc.committed}
+
+        def turn(booked: Seated) -> tuple[bool, bool, str]:
+            # Of one commit: first the machines that count already, then those with a frame, and last the new ones.
+            return booked.machine not in counted, booked.machine not in earlier, booked.id
+
+        of_this_commit = [other for other in others if other.committed == proc.committed]
+        others = before + [other for other in of_this_commit if turn(other) < turn(proc)]
         if not self.machines:
             use = sum(tokens for _, _, tokens in self.reported) + sum(map(self.counts, others))
             return use if use >= self.most else None
-        reported = {machine for machine, _, _ in self.reported}
         ours = {other.machine for other in others if self.counts(other)}
-        earlier = {other.machine for other in (*others, *gone) if other.committed < proc.committed}
         artists = sum(not is_host for _, is_host, _ in self.reported)
         first = sum(machine < proc.machine for machine in ours) < self.most - artists
         if proc.machine in earlier | reported:

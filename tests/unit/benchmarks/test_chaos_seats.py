@@ -82,6 +82,20 @@ def test_a_frame_that_the_report_would_show_and_does_not_counts_for_nothing():
     assert forbidden((more, row)) == []
 
 
+def test_bookings_of_one_commit_are_allowed_where_they_were_in_some_order():
+    # given a reported limit that is full, and a machine, the first by id, that holds it without counting
+    row = limit(2, "artist", "r1", asked=ASKED, at=101)
+    held = [proc("o", "r0", 90, started=OLD)]
+    given = [(held, limit(2)), (held, row)]
+    counted, not_counted = proc("s", "r1", 102), proc("t", "r0", 102)
+    # then both machines may get a frame in one commit: first the one that counts already, as that adds nothing
+    assert forbidden(*given, ([*held, counted, not_counted], row)) == []
+    # and not one after the other: the second is above the maximum, and not the first by id
+    assert forbidden(*given, ([*held, not_counted, proc("s", "r1", 103)], row)) == ["s"]
+    # nor may a third machine beside them
+    assert forbidden(*given, ([*held, counted, not_counted, proc("u", "r2", 102)], row)) == ["u"]
+
+
 def test_artists_who_come_take_seats_from_the_last_machines():
     held = [proc("p", "r1", 99, started=YOUNG), proc("q", "r2", 99, started=YOUNG)]
     row = limit(2, "artist", asked=ASKED, at=101)
