@@ -41,11 +41,23 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0
 """Pauses between attempts to connect: what happens between PostgreSQL's return and the next one is not heard."""
 _POLL_SECONDS = 0.5
 """How long a listener waits for notifications before it looks whether it is to stop."""
+SAVED = 2
+"""How many calls of handlers, and how many sweeps for freed hosts, a quiet time saves: where something happens now and
+then, what follows soon after it need not wait."""
 HEARD_TOGETHER_SECONDS = 0.04
-"""The time from one call of handlers to the next. On a full farm, where frames end all the time, what is heard in a
-25th of a second shares a call, and with it a round trip to Redis."""
+"""The time from one call of handlers to the next in the long run. On a full farm, where frames end all the time, what
+is heard in a 25th of a second shares a call, and with it a round trip to Redis."""
 PROOF_SECONDS = 60.0
 """The time from one proof that notifications are heard to the next, and for which a listener that is deaf waits."""
+
+
+def _next_due(due: float, now: float, period: float) -> float:
+    """When something may be done again that is done ``now`` and was due at ``due``: once a ``period`` in the long run,
+    and after a quiet time at once for as often as SAVED says. The result may lie in the past.
+
+    What is done before it is due is due again a period from now, no later. All are seconds of one clock.
+    """
+    return min(now, max(due, now - SAVED * period)) + period
 
 
 class _Deaf(SchedulerError):
@@ -56,7 +68,8 @@ class NotificationListener(PeriodicThread):
     """A thread with a connection of its own, made again when it is lost, with growing pauses while that fails.
 
     The handler of a channel is called in this thread, with the lists of ids as keyword arguments: keep it short. What
-    is heard after a quiet time is passed on at once, and what follows soon shares a call (HEARD_TOGETHER_SECONDS).
+    is heard after a quiet time is passed on at once, and of what follows all that is heard in HEARD_TOGETHER_SECONDS
+    shares a call.
     ``on_reconnect()`` is called once it hears again after it could not: notifications may have been missed.
 
     A connection proves that it hears before anything is set for its session, and once a minute from then on. Where it
@@ -135,8 +148,9 @@ class NotificationListener(PeriodicThread):
         news = select.poll()
         news.register(connection, select.POLLIN)
         sessions = sessions_of(self._engine)
-        next_proof, heard_by, pause = boot_clock() + PROOF_SECONDS, math.inf, 0.0
-        while not self.pause(pause):
+        next_proof, heard_by = boot_clock() + PROOF_SECONDS, math.inf
+        next_call = -math.inf
+        while not self.pause(max(0.0, next_call - boot_clock())):
             if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
             elif boot_clock() > heard_by:
@@ -150,7 +164,8 @@ class NotificationListener(PeriodicThread):
                     payloads[told.channel].append(told.payload)
             for channel, of_channel in payloads.items():
                 self._call(channel, self._handlers[channel], of_channel)
-            pause = HEARD_TOGETHER_SECONDS if payloads else 0.0
+            if payloads:
+                next_call = _next_due(next_call, boot_clock(), HEARD_TOGETHER_SECONDS)
             if boot_clock() > next_proof:
                 sessions.notify(proof)
                 next_proof, heard_by = boot_clock() + PROOF_SECONDS, boot_clock() + sessions.proof_seconds
@@ -184,9 +199,6 @@ second."""
 COLLECT_SECONDS = 0.14
 """The time from one sweep for freed hosts to the next that has no other reason, in the long run. On a full farm, where
 hosts come free all the time, those of a seventh of a second share a sweep, and with it a pass."""
-SWEEPS_SAVED = 2
-"""How many sweeps for freed hosts a quiet time saves: where hosts come free now and then, one that does soon after
-another waits for no other."""
 
 
 class Waker(PeriodicThread):
@@ -257,9 +269,8 @@ class Waker(PeriodicThread):
             self._hosts.clear()
         self._debounce_until = now + DEBOUNCE_SECONDS
         if hosts:
-            # A sweep for shows takes hosts along before theirs is due: the next is one pause from here then, no later.
-            due = min(now, max(self._collect_until, now - SWEEPS_SAVED * COLLECT_SECONDS))
-            self._collect_until = due + COLLECT_SECONDS
+            # A sweep for shows takes hosts along, perhaps before theirs is due.
+            self._collect_until = _next_due(self._collect_until, now, COLLECT_SECONDS)
         again = self._sweep(shows, hosts)
         if again <= 0:
             return None

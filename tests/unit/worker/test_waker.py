@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from opencue_sched.worker import events
-from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, SWEEPS_SAVED, Waker
+from opencue_sched.worker.events import COLLECT_SECONDS, DEBOUNCE_SECONDS, SAVED, Waker
 from tests.kit.polling import eventually
 
 
@@ -67,7 +67,7 @@ def test_a_sweep_that_fails_is_told_and_the_next_one_made():
 
 def full_farm(waker: Waker, sweeps: Sweeps) -> None:
     """Have hosts come free until the waker has used up the sweep that was due and those that it saved."""
-    for _ in range(1 + SWEEPS_SAVED):
+    for _ in range(1 + SAVED):
         waker.note(["host"])
         assert waker.sweep_if_due() is None
     sweeps.asked.clear()
@@ -92,7 +92,7 @@ def test_a_quiet_time_saves_a_sweep_for_each_pause_that_it_was_long_and_no_more_
     sweeps = Sweeps([])
     waker = Waker(sweeps)
     full_farm(waker, sweeps)
-    for quiet, swept in ((1.5 * COLLECT_SECONDS, 1), (1000.0, 1 + SWEEPS_SAVED)):
+    for quiet, swept in ((1.5 * COLLECT_SECONDS, 1), (1000.0, 1 + SAVED)):
         # given a time in which no host came free
         now += quiet
         # when hosts come free one after the other
