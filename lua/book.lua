@@ -4,8 +4,8 @@
 --         5 cores, 6 GPUs, 7 show, 8 alloc, 9 folder, 10 job, 11 layer, 12 dept, 13 limits joined by commas,
 --         14 machine, where there are limits ('': unknown)
 --         With force, negative cores or GPUs are a rollback.
--- Returns {1, seq}, and behind that {..., 'under', limit, terms, ...} of each limit that is more than its maximum, as its row was
---         when this was decided; {1, 0, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
+-- Returns {1, seq}, and behind that {..., 'under', limit, terms, ...} of each limit that counts machines, is reported or
+--         is not enforced, as its row was when this was decided; {1, 0, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
 --         {0, table, current, limit} as text: 'subscription', 'folder', 'job', 'folder_gpus', 'job_gpus', 'limit',
 --         or {0, 'not_ready', stored epoch, '0'}, {0, 'unseeded', vertex key, '0'}, {0, 'tombstoned', pk_proc, '0'}.
 -- Invariants: counters and ledger move together or not at all; an id is counted once however often it is booked, and

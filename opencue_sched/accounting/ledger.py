@@ -86,7 +86,7 @@ class BookAnswers:
     """The caps and use of every vertex that could refuse, read after the bookings in the same round trip."""
     terms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The terms (limit_types.TERMS) under which limits accepted a booking, by proc id and limit id: of each limit that
-    is more than its maximum, be it of machines or of frames. A booking under no such limit has none."""
+    counts machines, is reported or is not enforced. A booking under no such limit has none."""
 
 
 @dataclass(frozen=True, slots=True)
