@@ -370,10 +370,10 @@ class Backlog:
     def versions(self, buckets: Collection[int] = ALL_BUCKETS) -> dict[str, str]:
         """The versions of the layers here whose jobs' ids are in these buckets, the bad ones too."""
         with self._lock:
-            known = [(entry.job.id, layer_id, entry.version) for layer_id, entry in self._entries.items()]
-            known += [(bad.job_id, layer_id, bad.version) for layer_id, bad in self._bad.items()]
-        jobs = {job_id for job_id in {job_id for job_id, *_ in known} if bucket_of(job_id) in buckets}
-        return {layer_id: version for job_id, layer_id, version in known if job_id in jobs}
+            jobs = (of_job for show in self._shows.values() for of_job in show.by_job.items())
+            asked = [layers for job_id, layers in jobs if bucket_of(job_id) in buckets]
+            bad = {layer.layer_id: layer.version for layer in self._bad.values() if bucket_of(layer.job_id) in buckets}
+            return bad | {layer_id: entry.version for layers in asked for layer_id, entry in layers.items()}
 
     def stale(self) -> set[str]:
         """The ids of layers that are not planned before they have been read again."""
