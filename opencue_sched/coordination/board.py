@@ -58,11 +58,6 @@ def life_ms(seconds: float) -> int:
     return 0 if seconds == NEVER else max(1, round(seconds * 1000))
 
 
-def resend_ms() -> int:
-    """RESEND_SECONDS in milliseconds, as the scripts take times."""
-    return round(RESEND_SECONDS * 1000)
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """One job as it was at one moment."""
@@ -92,11 +87,15 @@ class BoardScripts:
 
     Redis clients make a call again whose answer was lost. Claims, ends and updates carry a token of the call, so that
     the second gets the answer of the first; a caller that means it a second time makes another call.
+
+    ``resend_seconds``: how long after it was sent a message counts as lost if no claim has answered it.
     """
 
-    def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
+    def __init__(self, client: redis.Redis, keys: BoardKeys, *, resend_seconds: float = RESEND_SECONDS) -> None:
         self.client = client
         self.keys = keys
+        self.resend_ms = round(resend_seconds * 1000)
+        """``resend_seconds`` in milliseconds, as the scripts take times."""
 
     def call(self, script: str, *args: str | int | float) -> Any:
         """Run a script of the board, and return its answer."""
@@ -131,7 +130,7 @@ class BoardScripts:
         """The arguments with which board_end ends the claim ``held``, among them a token of this call.
         lua/board_end.lua says what each end means, and what it answers."""
         more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(uuid4().hex))
-        return (*held, how, *more, resend_ms())
+        return (*held, how, *more, self.resend_ms)
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
         """Do to a job what an operator wants, also to a claimed one; returns the answer of lua/board_update.lua."""

@@ -23,7 +23,7 @@ import structlog
 from opencue_sched.background import PeriodicThread
 from opencue_sched.clients.lua_scripts import Fence, chunks
 from opencue_sched.clock import boot_clock
-from opencue_sched.coordination.board import BoardScripts, End, Held, JobPriority, Update, life_ms, resend_ms
+from opencue_sched.coordination.board import RESEND_SECONDS, BoardScripts, End, Held, JobPriority, Update, life_ms
 from opencue_sched.coordination.keys import BoardKeys, cluster_board
 from opencue_sched.domain.clusters import Cluster, ClusterKind, as_in_this_release, without_shard
 from opencue_sched.domain.shards import Division, shards
@@ -140,7 +140,7 @@ def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
     One message for each shard is enough, because the claim that answers it takes the shard's other postings along
     (claim_with). It is sent for the last posting: a claim made meanwhile has all postings before. Of more postings than
     CLAIMED_TOGETHER, one in CLAIMED_TOGETHER gets a message, counted from the last. A posting that no claim takes along
-    is due again after RESEND_SECONDS.
+    is due again once its message counts as lost.
     """
     # Messages that are sent again go to another queue than first ones (routing.py), so each kind is enough by itself.
     alike: defaultdict[tuple[str, bool], list[Enqueued]] = defaultdict(list)
@@ -183,11 +183,19 @@ class ClusterPostings(BoardScripts):
 
     ``division`` says how the hosts are divided now. A posting of a shard that there is not any more is taken down when
     its claim ends, however it ends: its cluster has postings for the shards there are. Without ``division`` no posting
-    is taken down for that. Calls raise RedisError when Redis cannot be asked.
+    is taken down for that. A message that no claim answers within ``resend_seconds`` counts as lost, and is sent again.
+    Calls raise RedisError when Redis cannot be asked.
     """
 
-    def __init__(self, client: redis.Redis, keys: BoardKeys, *, division: Callable[[], Division] | None = None) -> None:
-        super().__init__(client, keys)
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: BoardKeys,
+        *,
+        division: Callable[[], Division] | None = None,
+        resend_seconds: float = RESEND_SECONDS,
+    ) -> None:
+        super().__init__(client, keys, resend_seconds=resend_seconds)
         self._division = division
 
     def enqueue(
@@ -201,7 +209,7 @@ class ClusterPostings(BoardScripts):
         listed = list(clusters)
         calls = []
         for chunk in chunks(listed, ENQUEUED_PER_CALL):
-            args: list[str | int | float] = [resend_ms()]
+            args: list[str | int | float] = [self.resend_ms]
             for cluster in chunk:
                 woken = wake if isinstance(wake, bool) else cluster in wake
                 # All postings have the same: priority counts among OpenCue's jobs, within a pass, and no rule puts one
@@ -337,7 +345,7 @@ class ClusterPostings(BoardScripts):
     def take_due(self) -> tuple[list[Enqueued], float]:
         """The postings for which a message is due, each with its ticket, and the seconds until the first claim runs out
         unless it is renewed (infinity when there is no claim). One call of a script."""
-        ends_ms, *answer = self.call("board_due", resend_ms())
+        ends_ms, *answer = self.call("board_due", self.resend_ms)
         due = []
         for uuid, details, ticket, unanswered in answer:
             cluster = decode_cluster(details)

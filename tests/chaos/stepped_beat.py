@@ -26,13 +26,15 @@ from celery.beat import ScheduleEntry
 from redis.connection import AbstractConnection
 
 from opencue_sched import beat
+from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.celery import app
 from opencue_sched.clients.lua_scripts import load_script
-from opencue_sched.coordination import transport
-from opencue_sched.coordination.keys import LeaderKeys
+from opencue_sched.clients.postgres import make_engine
+from opencue_sched.coordination.keys import LeaderKeys, QueueName, beat_keys, priority_lists
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
-from tests.chaos.wire import SCRIPTS, commands_of
+from tests.chaos.wire import SCRIPTS, Unwatched, commands_of
 
 # What a beat would load as it starts: once, before the forks, not after each. None of it looks at the settings.
 for name in (
@@ -78,6 +80,11 @@ def namespace(step: int) -> str:
     return f"step{step}"
 
 
+def taken(ns: str) -> str:
+    """Key of the list of messages that a worker has taken."""
+    return f"{ns}:taken"
+
+
 class Commands:
     """Sees what this process sends to Redis, tells ``out`` of each change, and dies after the n-th of them."""
 
@@ -93,16 +100,6 @@ class Commands:
                 self.changed(names, connection)
 
         AbstractConnection.send_packed_command = watched
-        claim = PersistentFences.claim_tick
-
-        def watched_claim(fences: PersistentFences, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
-            answer = claim(fences, name, fence, task, tick)
-            if answer[0]:
-                os.write(self.out, f"{CLAIMED}{task}:{tick}\n".encode())
-                self.changed(["claim_tick"], None)
-            return answer
-
-        PersistentFences.claim_tick = watched_claim
 
     def changed(self, names: list[str], connection: AbstractConnection | None) -> None:
         self.changes += 1
@@ -115,14 +112,44 @@ class Commands:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class CountingScheduler(beat.LeaderScheduler):
-    """Knows what it sent itself; whoever led before it left its own ticks."""
+class WatchedFences(PersistentFences):
+    """Tells ``commands`` of each tick that was recorded."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.fired: Counter[str] = Counter()
+    commands: Commands
+
+    def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+        answer = super().claim_tick(name, fence, task, tick)
+        if answer[0]:
+            os.write(self.commands.out, f"{CLAIMED}{task}:{tick}\n".encode())
+            self.commands.changed(["claim_tick"], None)
+        return answer
+
+
+class Worker:
+    """Takes every message off the queue of sweeps, and keeps it on a list of its own: the oldest is the last there."""
+
+    def __init__(self, ns: str) -> None:
+        pool = redis.ConnectionPool.from_url(get_settings().redis_dsn, connection_class=Unwatched)
+        self.client, self.ns = redis.Redis(connection_pool=pool), ns
+
+    def take_all(self) -> None:
+        for waiting in priority_lists(QueueName(self.ns, "sweep")):
+            while self.client.lmove(waiting, taken(self.ns), "RIGHT", "LEFT"):
+                pass
+
+
+class CountingScheduler(beat.LeaderScheduler):
+    """Knows what it sent itself; whoever led before it left its own ticks.
+
+    A worker takes each message before the next is sent, so that none takes the place of another.
+    """
+
+    def __init__(self, *args: Any, worker: Worker, **kwargs: Any) -> None:
+        self.worker, self.fired = worker, Counter[str]()
         super().__init__(*args, **kwargs)
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
+        self.worker.take_all()
         super().apply_entry(entry, producer=producer)
         self.fired[str(entry.name)] += 1
 
@@ -130,29 +157,34 @@ class CountingScheduler(beat.LeaderScheduler):
         return all(self.fired[name] >= times for name in TASKS)
 
 
-class NoCensus(beat.FleetCensus):
-    """The census is a thread of its own, which would make changes between those that are counted here."""
-
-    def _census(self) -> float:
-        return 3600.0
+def watched_gate(commands: Commands) -> LeaderGate:
+    """The leader gate of a beat. One that makes its own has a census beside it, a thread which would make changes
+    between those that are counted here."""
+    settings = get_settings()
+    fences = WatchedFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1))
+    fences.commands = commands
+    return LeaderGate(
+        guarded_redis(settings.redis_dsn, settings),
+        beat_keys(settings.coordination.namespace, settings.scheduler.facility),
+        ttl_seconds=settings.coordination.lease_ttl,
+        retry_seconds=settings.coordination.retry_interval,
+        fences=fences,
+    )
 
 
 def live(step: int, out: int, die_after: int | None) -> None:
     """A beat, from its start to its clean end, once it fired every task twice and renewed its lease."""
     os.environ["OPENCUE_SCHED_COORDINATION__NAMESPACE"] = namespace(step)
     get_settings.cache_clear()
-    # As if a worker took each message before the next one of its task is sent: none takes the place of another.
-    tick_of = transport.replacing_tick
-    transport.replacing_tick = lambda message: (str(tick_of(message)), 1)
     app.conf.beat_schedule = {
         name: {"task": "opencue_sched.sweep.sweep_clusters", "schedule": timedelta(seconds=INTERVAL_SECONDS)}
         for name in TASKS
     }
-    beat.FleetCensus = NoCensus
     if die_after == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     commands = Commands(out, die_after)
-    scheduler = CountingScheduler(app=app)
+    scheduler = CountingScheduler(app=app, worker=Worker(namespace(step)))
+    scheduler.gate = watched_gate(commands)
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline and not (scheduler.fired_each(2) and commands.made["lease_acquire"] >= 2):
         wait = scheduler.tick()

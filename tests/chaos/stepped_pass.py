@@ -35,7 +35,7 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.placement.policy import MAX_FRAMES
 from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Rqd, get_settings
-from tests.chaos.wire import commands_of
+from tests.chaos.wire import Unwatched, commands_of
 from tests.kit.in_turn import InTurn
 from tests.kit.passes import passes
 
@@ -43,12 +43,6 @@ COMMIT, LAUNCH, SEND = "COMMIT", "launch", "send"
 CLAIM_SECONDS = 30
 """Longer than any machine stands still."""
 READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
-
-
-class Unwatched(redis.Connection):
-    """A connection of this process whose commands are no steps."""
-
-    send_packed_command = AbstractConnection.send_packed_command
 
 
 class Steps:

@@ -19,7 +19,6 @@ from celery import Celery
 from sqlalchemy import event
 from tornado.httpclient import HTTPClient
 
-from opencue_sched.reports import job_events
 from opencue_sched.reports.completion import Releaser
 from opencue_sched.reports.run_ends import CompletedFrame
 from opencue_sched.settings import get_settings
@@ -52,7 +51,6 @@ def live(out: int, die_after: int, task: str = "keep_promises", complete: Sequen
         return answer
 
     HTTPClient.fetch = delivered  # type: ignore[method-assign]
-    job_events.LOOK_SECONDS = 60.0  # nothing else happens before the receiver has answered
     if complete:
         Releaser(process.engine).end([CompletedFrame(**fields) for fields in complete])
     else:

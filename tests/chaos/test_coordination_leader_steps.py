@@ -18,7 +18,7 @@ import pytest
 
 from opencue_sched.coordination.keys import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.leader import tick_series
-from tests.chaos.stepped_beat import INTERVAL_SECONDS, NAMED, TASKS, namespace
+from tests.chaos.stepped_beat import INTERVAL_SECONDS, NAMED, TASKS, namespace, taken
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 30
@@ -50,7 +50,7 @@ def steps(database_url, redis_server, redis_client) -> list[dict]:
 
 def messages(client, ns: str) -> list[dict]:
     """Headers of every message sent, oldest first."""
-    lists = priority_lists(QueueName(ns, "sweep"))
+    lists = (taken(ns), *priority_lists(QueueName(ns, "sweep")))
     return [json.loads(text)["headers"] for name in lists for text in reversed(client.lrange(name, 0, -1))]
 
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import redis
+from redis.connection import AbstractConnection
+
 from opencue_sched.clients.lua_scripts import load_script, lua_directory
 
 SCRIPTS = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
+
+
+class Unwatched(redis.Connection):
+    """A connection of such a process whose commands are no steps."""
+
+    # As it is now, before a process begins to watch what it sends.
+    send_packed_command = AbstractConnection.send_packed_command
 
 
 def commands_of(packed: bytes | Sequence[bytes]) -> list[tuple[str, bytes]]:

@@ -1,5 +1,4 @@
-"""A board on which no message is lost by itself, a database that knows when each transaction was committed, and tests
-that are not for a Cuebot's schema."""
+"""A database that knows when each transaction was committed, and tests that are not for a Cuebot's schema."""
 
 from __future__ import annotations
 
@@ -10,18 +9,8 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from opencue_sched.clients.postgres import OURS, ask
-from opencue_sched.coordination import board
 from opencue_sched.embedded.servers.services import EmbeddedPostgres
 from opencue_sched.store.schema import read_origin, upgrade
-
-RESEND_MS = 60_000
-"""When a message counts as lost in these tests: no machine stands still for so long between two calls of a test."""
-
-
-@pytest.fixture(autouse=True)
-def resend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after the second in which a sweep or a watch sends it again otherwise."""
-    monkeypatch.setattr(board, "RESEND_SECONDS", RESEND_MS / 1000)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.seats import Settling
 from opencue_sched.coordination.change_log import BacklogChanges, HostChanges
-from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.permits import FramePermits
 from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
 from opencue_sched.dispatch.backlog_feed import BacklogFeed
@@ -34,6 +33,7 @@ from opencue_sched.rqd.channels import RqdChannels
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store.schema import check_schema
 from tests.kit.gathering import largest_use, live_caps
+from tests.kit.patient_postings import patient_postings
 
 
 class ReadingAnew(BacklogFeed):
@@ -178,7 +178,7 @@ def passes(
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)
-    postings = ClusterPostings(client, BoardKeys("cue", "clusters"))
+    postings = patient_postings(client)
     sweeper = Sweeper(engine, settings, postings, clock=sweep_clock)
     backlog = (BacklogFeed if named else ReadingAnew)(
         engine, settings, lambda: facts, BacklogChanges(client, "cue"), own=lambda: own, clock=clock

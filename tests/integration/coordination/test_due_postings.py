@@ -12,7 +12,7 @@ from opencue_sched.coordination.board import RESEND_SECONDS
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import LOOK_SECONDS, SHORT_SECONDS, Claim, ClusterPostings, DueThread, Enqueued
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from tests.integration.conftest import RESEND_MS
+from tests.kit.patient_postings import RESEND_MS, patient_postings
 from tests.kit.polling import eventually
 from tests.kit.redis_log import RedisLog
 
@@ -37,7 +37,7 @@ class Watch(DueThread):
 
 @pytest.fixture
 def postings(redis_client) -> ClusterPostings:
-    return ClusterPostings(redis_client, KEYS)
+    return patient_postings(redis_client)
 
 
 @pytest.fixture

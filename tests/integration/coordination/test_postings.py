@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from opencue_sched.coordination.keys import BoardKeys, consumed_queues
+from opencue_sched.coordination.keys import consumed_queues
 from opencue_sched.coordination.postings import (
     CLAIMED_TOGETHER,
     Claim,
@@ -19,7 +19,7 @@ from opencue_sched.coordination.postings import (
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.clusters import Cluster, ClusterKind
-from tests.integration.conftest import RESEND_MS
+from tests.kit.patient_postings import RESEND_MS, patient_postings
 from tests.kit.polling import eventually
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
@@ -28,7 +28,7 @@ OTHER = Cluster("fac", "show", ClusterKind.MANUAL, ("a", "b"))
 
 @pytest.fixture
 def postings(redis_client) -> ClusterPostings:
-    return ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+    return patient_postings(redis_client)
 
 
 def states(client) -> dict[str, int]:

@@ -12,8 +12,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Engine, event
 
 from opencue_sched.coordination.change_log import HostChanges
-from opencue_sched.coordination.keys import BoardKeys
-from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import FarmDivision
 from opencue_sched.dispatch.host_feed import HostFeed
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
@@ -27,6 +25,7 @@ from opencue_sched.placement.host_cache import REREAD_SECONDS, HostGroups, HostO
 from opencue_sched.settings import Rqd, Settings
 from tests.kit.frozen_clock import Clock
 from tests.kit.passes import Passes, passes
+from tests.kit.patient_postings import patient_postings
 
 TWO, THREE = ("one", "two"), ("one", "three", "two")
 
@@ -42,8 +41,7 @@ class Fleet:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        keys = BoardKeys("cue", "clusters")
-        self.postings = ClusterPostings(self.here.client, keys, division=lambda: self.division)
+        self.postings = patient_postings(self.here.client, division=lambda: self.division)
         self.sweepers = {name: self.worker(name) for name in THREE}
 
     def worker(self, name: str) -> Sweeper:
