@@ -123,6 +123,8 @@ def fleet_command() -> Done:
 
 
 def _fleet_lines(view: dict[str, Any]) -> Iterator[str]:
+    """What ``opencue-sched fleet`` prints of a fleet view (insight.fleet): who leads, the beats, the workers, the
+    queues, the clusters' postings, the backlog of each group for each of its workers, and who is gone lately."""
     yield view["leader"]["words"]
     said = [
         f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}"

@@ -196,6 +196,11 @@ class Sweeper:
     def _sweep(
         self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
     ) -> SweepReport:
+        """Do what sweep() says, under its lock, in the steps that the comments number from 0 to 5.
+
+        A sweep for freed hosts of other shards alone returns after step 0. A sweep for freed hosts returns after step 1
+        where every cluster with work was woken a moment ago.
+        """
         # 0. The shards to sweep. Clusters count as woken at the start of the sweep: one that comes a pause later must
         #    find them due.
         now = self._clock()
@@ -341,6 +346,8 @@ class Sweeper:
         ask_again: float = 0.0,
         looked: bool = True,
     ) -> SweepReport:
+        """The report of a sweep that enqueued these postings, of all shards together: a cluster counts once, and as
+        sleeping when it sleeps in each of its shards here."""
         active = {replace(posting.cluster, shard="") for posting in enqueued}
         awake = {replace(posting.cluster, shard="") for posting in enqueued if not posting.sleeping}
         return SweepReport(

@@ -134,6 +134,7 @@ def _address(host: str, port: str) -> str:
 
 
 def _refusal() -> InvalidInput:
+    """The error for a URL that is none of PostgreSQL's. It does not repeat the URL, which may contain a password."""
     return InvalidInput(
         "database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name, with / @ : and ? in the "
         "password as %2F %40 %3A and %3F, and a port that is a number; several hosts are host:port,host:port"

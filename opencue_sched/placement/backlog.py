@@ -541,6 +541,13 @@ class Backlog:
         return self._shows[entry.job.facility_id, entry.job.show_id]
 
     def _take_over(self, job: Job, layer: Layer, version: str, read_at: float) -> None:
+        """Take over one layer, as a read that began at ``read_at`` found it, with the ``version`` of its rows.
+
+        A new layer gets an entry. For a known one, job, layer, need and place are replaced, and a delay and a failure
+        that were noted are forgotten: may_start() judges the new rows. What plans took and booked of the layer stays
+        noted. An entry that was read later stays as it is. The entry leaves its show and joins it again, because what
+        the show sorts and indexes layers by may have changed.
+        """
         entry = self._entries.get(layer.id)
         self._bad.pop(layer.id, None)
         need, place = smallest_need(layer), Place(layer.tags, job.os_name, layer.threadable)

@@ -632,6 +632,7 @@ class HostCache:
             return part, {tag: part.groups[tag] for tag in tags}
 
     def _groups_of(self, host: Host) -> Iterator[_Group]:
+        """The groups in which a host is found: of each part of its facility that has its bucket, those of its tags."""
         bucket = bucket_of(host.id)
         for part in self._parts.values():
             if part.facility_id == host.facility_id and bucket in part.buckets:
@@ -714,6 +715,7 @@ class HostCache:
             group.add(host)
 
     def _hide(self, host_id: str) -> None:
+        """Let the host be found no more, until it is shown again. Its entry stays as it is."""
         before = self._shown.pop(host_id, None)
         self._gpu_hosts.discard(host_id)
         self._draining.pop(host_id, None)

@@ -476,6 +476,8 @@ class Planner:
         return reach
 
     def _states_of(self, show: ShowState, waiting: Waiting, frames: Sequence[Frame]) -> list[LayerState]:
+        """Make the states of a listed layer's memory slices, and keep them with its show. ``frames``: those of its
+        waiting frames that were read."""
         parts = memory_slices(waiting.layer, frames, waiting.unplanned)
         states = [self._state_of(show, waiting, *part) for part in parts]
         show.states[waiting.layer.id] = states
@@ -781,6 +783,8 @@ class Planner:
         return reason
 
     def _census_of(self, cluster: Cluster, tags: tuple[str, ...]) -> Census:
+        """The hosts of a cluster's shard that have one of these tags, counted. The pool is asked once in a pass, since
+        a census costs as much as there are classes of hosts."""
         groups = HostGroups(cluster.facility_id, tags, cluster.shard)
         if groups not in self._census:
             self._census[groups] = self.pool.census(groups)

@@ -36,6 +36,7 @@ class HeardEvents(EventDispatcher):
         return super().send(type, *given, **fields)
 
     def _publish(self, event: Any, producer: Any, routing_key: str, *given: Any, **options: Any) -> None:
+        """Publish events as Celery does. Where nobody heard events of tasks, none is published for UNHEARD_SECONDS."""
         # A private method of Celery's: the stubs do not know it, and it alone has the producer and the routing key.
         super()._publish(event, producer, routing_key, *given, **options)  # type: ignore[misc]
         # ``heard_by`` is our transport's (coordination/transport.py). Where another one is used, each event counts as

@@ -60,7 +60,8 @@ OF_ANOTHER_ENVIRONMENT = {"rqd"}
 # One connects, the other listens: both need the driver's own connection, and read no table.
 OF_THE_DRIVER = {"opencue_sched/clients/postgres.py", "opencue_sched/worker/events.py"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-MOST_LINES_OF_A_MODULE = 800
+# Lines without docstrings: a sentence more makes nothing too long.
+MOST_LINES_OF_A_MODULE = 720
 MOST_LINES_OF_A_FUNCTION = 75
 
 
@@ -84,10 +85,6 @@ class Module:
     @cached_property
     def source(self) -> str:
         return self.path.read_text(encoding="utf-8")
-
-    @property
-    def lines(self) -> int:
-        return self.source.count("\n")
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -231,12 +228,25 @@ def test_modules_have_names_that_say_something() -> None:
     assert not [module.name for module in MODULES if module.path.stem in VAGUE_NAMES]
 
 
+def _lines_of(node: ast.stmt | ast.expr) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _lines_of_docstrings(tree: ast.AST) -> int:
+    """Lines of the strings that stand by themselves: docstrings, those of constants and fields too."""
+    alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    return sum(_lines_of(value) for value in alone if isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
 def test_modules_and_functions_stay_readable() -> None:
-    long = [f"{module.name}: {module.lines} lines" for module in MODULES if module.lines > MOST_LINES_OF_A_MODULE]
+    long = []
     for module in MODULES:
+        length = module.source.count("\n") - _lines_of_docstrings(module.tree)
+        if length > MOST_LINES_OF_A_MODULE:
+            long.append(f"{module.name}: {length} lines")
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                length = _lines_of(node) - _lines_of_docstrings(node)
                 if length > MOST_LINES_OF_A_FUNCTION:
                     long.append(f"{module.name}:{node.lineno} {node.name}(): {length} lines")
     assert not long, long

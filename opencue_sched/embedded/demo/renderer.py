@@ -111,6 +111,7 @@ class Scene:
 
 
 def _along(start: Vector, direction: Vector, distance: float) -> Vector:
+    """The point to which ``distance`` lengths of ``direction`` lead from ``start``."""
     return (
         start[0] + direction[0] * distance,
         start[1] + direction[1] * distance,

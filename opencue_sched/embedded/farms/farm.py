@@ -309,6 +309,7 @@ class Farm:
         self.insert("layer_limit", limits)
 
     def _insert_environments(self, jobs: Iterable[tuple[JobSpec, JobIds]]) -> None:
+        """Insert the environment variables of these jobs and of their layers."""
         of_jobs, of_layers = [], []
         for spec, ids in jobs:
             for key, value in spec.env.items():

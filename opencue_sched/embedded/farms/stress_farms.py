@@ -202,6 +202,8 @@ def _jobs(
 
 
 def _layer(shape: StressShape, tags: Sequence[str], chance: random.Random) -> LayerSpec:
+    """A layer of the shape's size. ``chance`` draws its cores and memory from those of the shape, and one to three of
+    ``tags``, any of which will do."""
     return LayerSpec(
         frames=shape.frames,
         cores=chance.choice(shape.layer_cores),

@@ -86,6 +86,7 @@ def _claim(port: int) -> bool:
 
 
 def _is_free(port: int) -> bool:
+    """Whether a TCP port can be bound at all addresses of this machine, so that nothing listens on it."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.bind(("", port))
         return True
