@@ -16,9 +16,11 @@ from opencue_sched.accounting.ledger import Mark, answering
 from opencue_sched.clock import boot_id
 
 DEFAULT_AGE_SECONDS = 40.0
-"""The age from which a booking in flight may be judged, where the caller gives none."""
+"""The age from which a booking in flight may be judged, where the caller gives none: the default of
+``accounting.in_flight_age``, four commit deadlines."""
 _KEPT_SECONDS = 24 * 3600
-"""How long a mark is kept in Redis."""
+"""How long a mark is kept in Redis: far longer than the age of any booking that a pass asks about, so that a recompute
+which has paused for hours still finds a mark an age old."""
 
 
 def seen_an_age_ago(client: redis.Redis, mark: Mark, marked_at: float, age_seconds: float) -> int:

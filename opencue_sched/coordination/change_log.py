@@ -15,7 +15,8 @@ _WRITER = "by"
 _START = "0-0"
 """The cursor before the first entry."""
 _MAX_ENTRIES_KEPT = 10_000
-"""How many entries the log keeps, about."""
+"""How many entries the log keeps, about: ten times as many as one read takes, beyond which a reader reads everything
+again anyhow."""
 _MAX_ENTRIES_READ = 1_000
 """How many new entries one read takes: with more, everything counts as changed."""
 _Entry = tuple[str, dict[str, str]]

@@ -20,7 +20,8 @@ from opencue_sched.coordination.presence import WorkerState, list_members
 from opencue_sched.domain.clusters import Cluster
 
 REMEMBERED_SECONDS = 1.0
-"""How long presence is believed before it is read again."""
+"""How long presence is believed before it is read again. A message for an instance that went meanwhile is sent again
+after about as long (board.RESEND_SECONDS)."""
 
 
 class Router:

@@ -64,11 +64,14 @@ FIRST_LOST_SECONDS, LONGEST_LOST_SECONDS = 0.05, 1.0
 transaction that keeps their rows locked would otherwise cost each plan the hosts of these frames."""
 _TRIES = 4
 """How many times one plan asks for permits at most. Each further time is for the frames that took the place of frames
-whose permits other planners have. Each costs a call of Redis; after the last the cluster sleeps for
-CONTENDED_SLEEP_SECONDS."""
+whose permits other planners have. After the last the cluster sleeps for CONTENDED_SLEEP_SECONDS. With fewer, hosts of
+refused frames more often stay idle for that time; with more, planners that meet search and ask Redis the longer for
+frames that the others take, while their clusters are claimed."""
 _MOST_READS = 40
 """How many times one plan reads portions of frames at most, so that a farm of layers with one frame each does not keep
-the claims for ever. The next pass goes on at once."""
+the claims for ever. The next pass goes on at once. A read has the portions of up to 100 layers of each show, so ten
+reads may do for a plan of a thousand such layers: more are needed where portions turn out to have fewer frames than
+were expected. A read takes about a millisecond of the worker's processor time, besides the statement's."""
 CONTENDED_SLEEP_SECONDS = 0.1
 """How long a cluster sleeps while another planner has its frames: about the time in which that planner commits a
 few."""

@@ -72,7 +72,8 @@ _WHOLE = 0.95
 """The moment at which the server ends the transaction: _COMMIT_BEFORE + _IDLE."""
 
 _RETRY_PAUSE_SECONDS = 0.02
-"""The longest pause before a transaction is repeated; its length is random."""
+"""The longest pause before a transaction is repeated. Its length is random, so that the two that met do not meet again;
+it is short, because the hosts of the plan wait for it within the commit deadline."""
 _TOO_LATE = "the commit deadline passed before the plan could be committed"
 """The reason, for people, of procs for which no time was left."""
 _PREFIX = "acct:"

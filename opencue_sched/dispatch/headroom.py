@@ -25,10 +25,12 @@ from opencue_sched.placement.backlog import BacklogWork
 CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], int]]
 """The cores in use under subscriptions, by show and allocation id; one that is absent has none."""
 WATCHED_SECONDS = 60.0
-"""How long the use of a job or folder is read by every pass after its cap was found full, or has refused a booking."""
+"""How long the use of a job or folder is read by every pass after its cap was found full, or has refused a booking.
+With less time, more plans find out late that a cap is still full, and must go on with other frames; with more, each
+pass reads the use of more vertices for nothing."""
 _MOST_JOBS = 40
 """The most jobs at the head of a show's order whose use is read before a plan. The use of other jobs is read once a
-plan has taken frames of them."""
+plan has taken frames of them, in a further round trip to Redis; with more jobs, more is read that no plan comes to."""
 
 _CORES_OF_A_JOB = 25
 """How many idle cores there must be for one more job of each show to be read before a plan: a plan on few cores takes

@@ -21,9 +21,12 @@ from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.rqd.launch import LaunchOutcome
 
 HOSTS_TO_BLAME = 3
-"""How many hosts must have refused a job's frames for the job to be at fault."""
+"""How many hosts must have refused a job's frames for the job to be at fault. With fewer, two broken hosts would set
+a sound job aside; with more, a job that no host can run has more launches refused before it is."""
 JOBS_TO_BLAME = 3
-"""How many jobs' frames a host must have refused for the host to be at fault."""
+"""How many jobs' frames a host must have refused for the host to be at fault. With one, a job that is refused
+everywhere would take each host that it comes to from all others for a time: beside such a job 64 frames of 2 s took
+87 s instead of 12."""
 APART_SECONDS = 5.0
 """First cooldown of a layer on a host, which doubles up to LONGEST_APART_SECONDS: what the host lacked may be free
 again."""

@@ -35,7 +35,8 @@ from opencue_sched.store.schema import SchemaFacts
 log = structlog.get_logger(__name__)
 
 _CANDIDATES = 50
-"""How many hosts are looked at for a layer that is due a reservation, at most: the figures of each are read."""
+"""How many hosts are looked at for a layer that is due a reservation, at most: all that runs on each is read. With
+fewer, a host that would drain sooner may be none of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,12 @@ from opencue_sched.store.submit import add_depends
 _log = structlog.get_logger(__name__)
 
 _KILL_THREADS = 16
-"""How many RQDs are asked to kill at once."""
+"""How many RQDs are asked to kill at once. With fewer, a job that runs on many hosts takes longer to end, most of all
+where RQDs do not answer: each such call takes up to ``rqd.timeout``. A call of JobControl makes its threads anew."""
 _MOST_LOOKS = 3
-"""How often a call looks for frames that run, and ends them, before it leaves the rest."""
+"""How often a call that ends a job, or eats frames, looks for frames that run and ends them, before it leaves the rest.
+Frames that were planned before the call may be booked after a look, and the next look finds them. Each reads the procs
+anew, and with more looks the call takes longer where frames go on being booked."""
 _RETRIABLE = (FrameState.DEAD, FrameState.EATEN, FrameState.SUCCEEDED, FrameState.CHECKPOINT)
 """The states of a frame that a retry makes wait again."""
 _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CHECKPOINT)

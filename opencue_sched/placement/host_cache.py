@@ -29,7 +29,8 @@ FetchHosts = Callable[[str, Sequence[str] | None, Collection[int]], Sequence[Hos
 are; with None all hosts."""
 
 TAKEN_SECONDS = 12.0
-"""What a plan took and nobody settled counts as taken until the first read that begins this long after it."""
+"""What a plan took and nobody settled counts as taken until the first read that begins this long after it, where the
+caller says no other time: two seconds longer than the default of ``accounting.commit_deadline``."""
 REREAD_SECONDS = 10.0
 """Time between two reads of a host, in a small farm. Changes in between arrive by the change log. The reads find
 changes that the log lost, and those that it never has: hosts that are new, are up again, or have ceased to report."""
@@ -44,7 +45,9 @@ _FIRST_BUCKETS = 16
 """How many buckets the first portion has, and one that follows a portion without hosts. How many hosts they turn out to
 have says how many buckets to read together."""
 _MOST_GROWTH = 4
-"""How many times as many buckets as the portion before a portion has at most."""
+"""How many times as many buckets as the portion before a portion has at most; after one that could not be read it has
+that part of them. A few buckets with few hosts say little of the others, and one read of all hosts of a farm is what
+portions are to avoid."""
 RUNNING_BELIEVED_SECONDS = 60.0
 """How long a read of the frames that run on a host is believed, together with what this process booked there since.
 Reading them means reading all procs of the host, and cores of a large host come free many times in a minute. Frames
@@ -62,9 +65,12 @@ FOREIGN_IDLE_SECONDS = 60.0
 SCORED_CANDIDATES = 16
 """Among how many hosts a score chooses: the score is computed for each, so this bounds what one search costs."""
 _KNOWN_LISTED = 16
-"""How many of the hosts that run or ran a layer one search tests for having the layer's need idle."""
+"""How many of the hosts that run or ran a layer one search tests for having the layer's need idle. With more, a search
+for a layer that runs on many hosts costs more, of which few have so much idle; those that have not go to the end, so
+that the next search tests others."""
 RECENT_LAYERS = 8
-"""How many layers that ran on a host, and run there no more, are remembered."""
+"""How many layers that ran on a host, and run there no more, are remembered, for locality. With more, each
+change of a host costs more, and a search is led to hosts that the layer left longer ago."""
 
 _HostClass = tuple[object, ...]
 _class_of = attrgetter(

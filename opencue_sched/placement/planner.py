@@ -58,17 +58,26 @@ def plan_pass(snapshot: Snapshot, pool: HostCache, policy: Policy, *, new_id: Ca
 
 
 _PORTIONS_AHEAD = 100
-"""How many portions are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
+"""How many portions of a show are asked for at once, at most, when a plan comes to a layer whose frames were not read.
+With fewer, a plan of layers with few frames is interrupted by more reads; with more, one read takes longer, and more of
+its frames are out of date, or gone, when a later plan comes to them."""
 _LAYERS_AHEAD = 400
-"""How many layers that come next by rank are looked at for portions to ask for."""
+"""How many layers that come next by rank are looked at for portions to ask for: four times as many as can be asked for,
+because layers whose frames are known, or that a full cap or the hosts rule out, are passed over."""
 _DRAWN_AHEAD = 100
-"""How many jobs that come next by the draw are looked at for portions to ask for."""
+"""How many jobs that come next by the draw are looked at for portions to ask for. When a plan looked at eight, and of
+each job at the first layer alone, 1,200 layers of 300 jobs took 69 reads, and 36 since: each takes a millisecond of
+processor time."""
 _FRAMES_OF_A_TURN = 5
-"""How many frames a job is taken to start each time it is drawn."""
+"""How many frames a job is taken to start each time it is drawn, for the estimate how many jobs' frames the drawn part
+of a plan needs. If jobs start fewer, the plan reads once more; if they start more, frames were read for nothing."""
 _CAPS_AHEAD = 400
-"""How many layers have the use of their caps read at once, at most, when a plan comes to one whose use is not known."""
+"""How many layers that come next have the use of their jobs and folders read ahead, at most, once a cap that the plan
+did not know was found full: then the next ones may be full as well, and each would cost a round trip to Redis."""
 _NEEDS_TOLD = 16
-"""How many needs that no host has idle a plan reports at most, for hosts of the same tags."""
+"""How many needs that no host has idle a plan reports at most, for hosts of the same tags: the smallest, which explain
+the larger ones too. Each costs a census, and a part of what a worker may write to Redis in a second
+(verdicts.MOST_WRITTEN)."""
 
 
 class Planner:

@@ -48,9 +48,12 @@ from opencue_sched.store.release import ChangedFrame
 _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 8
-"""How often a transaction is tried, each time with more counters locked or after a collision."""
+"""How often a transaction is tried, each time with more counters locked or after a collision. After the last try, runs
+that were to end together are tried again in halves: with fewer tries a busy farm comes to that more often, with more a
+batch waits longer for locks that do not come free."""
 _LONGEST_RETRY_SECONDS = 0.2
-"""The longest pause before a transaction is tried again; its length is random."""
+"""The longest pause before a transaction is tried again. It is as long as two of the largest
+transactions take (MOST_TOGETHER), and random, so that those of a deadlock do not start over together."""
 
 Request = CompletedFrame | LostRun
 Note = Callable[[Connection, Collection[str]], object]

@@ -20,7 +20,8 @@ from opencue_sched.store.release import Counters
 _log = structlog.get_logger(__name__)
 
 RECOVERED_PER_CALL = 500
-"""How many rows of each kind one pass heals at most."""
+"""How many rows of each kind one pass heals at most, in one transaction, which keeps the counters of their jobs locked.
+What is left over is found by the next pass."""
 
 
 def recover_depends(engine: Engine, settings: Release, *, scope: UpkeepScope = EVERYTHING) -> dict[str, int]:

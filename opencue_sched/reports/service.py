@@ -46,13 +46,19 @@ from opencue_sched.store.hosts import full_names
 _log = structlog.get_logger(__name__)
 
 REPORTS_TOGETHER = 64
-"""The most hosts whose reports are handled in one transaction. So many rows of hosts are locked at once."""
+"""The most hosts whose reports are handled in one transaction. Since they share one, and write only what is new, a
+report costs 2.9 ms of processor time, of the service and PostgreSQL, and not 16.2 (1,200 hosts with eight frames each).
+With more, bookings on these hosts wait longer for the rows that a transaction locks."""
 REPORT_THREADS = 2
 """How many threads handle reports: while one waits for PostgreSQL the other computes."""
 GATHER_SECONDS = 0.1
-"""How long a transaction waits for further reports while fewer than REPORTS_TOGETHER hosts have one."""
+"""How long a transaction waits for further reports while fewer than REPORTS_TOGETHER hosts have one. From 640 reports a
+second on none waits so long. With less time fewer reports share a transaction, which is what makes them cheap; with
+more, a report is older when it is handled (reported_runs.SETTLED_SECONDS)."""
 KILL_THREADS = 8
-"""How many threads end processes on hosts. Each waits for one RQD, so as many RQDs may be silent before kills wait."""
+"""How many threads end processes on hosts. Each waits for one RQD, so as many RQDs may be silent before kills wait. An
+RQD that accepts calls and answers none takes a thread for seconds with each frame that is to end (5 s were measured);
+with more threads more of them may be silent, and no kill costs less."""
 
 
 class NotServed(grpc.GenericRpcHandler):

@@ -49,7 +49,8 @@ _WARN_SECONDS = 60.0
 SHORTEST_TELLING_SECONDS = 1.0
 """The shortest deadline whose end says something of a host: a call with less may end for want of time alone."""
 _CALLS_AT_ONCE = 16
-"""Threads of one process that call RQDs. Each waits for a host nearly all its time."""
+"""Threads of one process that call RQDs. Each waits for a host nearly all its time: with fewer, the hosts that do not
+answer sooner hold up the launches on those that do."""
 
 
 class _Replaced(grpc.RpcError):

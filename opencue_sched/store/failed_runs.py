@@ -18,7 +18,8 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.store.procs import Run
 
 BREAKING_JOBS = 3
-"""The fewest jobs whose frames failed on a host within the last hour for the host to be named."""
+"""The fewest jobs whose frames failed on a host within the last hour for the host to be named. One or two may fail
+there by themselves; with more, a broken host that few jobs come to is not named."""
 
 # Note failed runs, and delete up to 1000 that are older than a day.
 _NOTE = text(

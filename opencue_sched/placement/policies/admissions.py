@@ -77,7 +77,9 @@ def kept_for_gpus(demands: Iterable[Demand], host: Host) -> Resources:
 LEAST_FRAMES = 8
 """How many frames a layer may always run on a host: its share of a small host would be a frame or two."""
 PART_OF_CORES = 4
-"""How many cores of a host there must be for each frame of a layer that may run there."""
+"""How many cores of a host there must be for each frame of a layer that may run there while others want the host: a
+layer whose frames take one core gets a quarter of a large host. With more, a layer spreads over more hosts; with less,
+more of its frames read from the same disk at once, and a host that fails takes more of them with it."""
 
 
 def most_of_a_layer(host: Host) -> int:
