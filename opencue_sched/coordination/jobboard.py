@@ -598,13 +598,13 @@ class JobBoard(BoardScripts):
         record = json.dumps({"kind": entity.kind, "name": entity.name, "metadata": dict(entity.metadata)})
         with self.answering(), self.client.pipeline(transaction=True) as pipe:
             pipe.set(key, record, px=max(1, round(ttl_seconds * 1000)))
-            pipe.sadd(self.keys.of("entities"), key)
+            pipe.sadd(self.keys.entities, key)
             pipe.execute()
 
     def entities(self) -> list[Entity]:
         """The entities whose registration has not expired, by kind and name."""
         with self.answering():
-            records = call_script(self.client, "board_entities", [self.keys.of("entities")], [])
+            records = call_script(self.client, "board_entities", [self.keys.entities], [])
         found = [Entity(**json.loads(record)) for record in records]
         return sorted(found, key=attrgetter("kind", "name"))
 

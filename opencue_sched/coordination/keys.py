@@ -204,12 +204,17 @@ class BoardKeys:
         return f"{self.prefix}job:{uuid}"
 
     def of(self, part: str) -> str:
-        """One of BOARD_PARTS, or ``entities``."""
+        """The key of one of BOARD_PARTS."""
         return f"{self.prefix}{part}"
 
     def call(self, token: str) -> str:
         """What the call of this token answered, or took; remembered for a minute."""
         return self.of(f"call:{token}")
+
+    @property
+    def entities(self) -> str:
+        """Set of the keys of the records of what is registered with the board."""
+        return self.of("entities")
 
     def entity(self, kind: str, name: str) -> str:
         """The record of something registered with the board, such as a conductor."""

@@ -92,14 +92,28 @@ def test_the_table_of_keys_has_every_key_of_the_counters():
     constants = {name: text for name, text in vars(counter_keys).items() if name.isupper() and name not in patterns}
     spelt = {text for text in constants.values() if isinstance(text, str) and ":" in text and "," not in text}
     spelt |= {counter_keys.vertex(kind, "") for kind in counter_keys.VertexKind}
-    assert {key.partition("{")[0] for key in keys_named("accounting.md")} == spelt
+    named = keys_named("accounting.md")
+    assert {key.partition("{")[0] for key in named} == spelt
+    of_machines = (counter_keys.other_machines, counter_keys.past_machines, counter_keys.started)
+    assert {build("{limit}") for build in of_machines} - named == set()
+
+
+def keys_built_by(owner):
+    """What the methods and properties of a class of keys build, from parameters called as they are there."""
+    for name, member in vars(type(owner)).items():
+        if isinstance(member, property):
+            yield getattr(owner, name)
+        elif inspect.isfunction(member) and not name.startswith("_"):
+            yield getattr(owner, name)(
+                *(f"{{{parameter}}}" for parameter in [*inspect.signature(member).parameters][1:])
+            )
 
 
 def test_the_table_of_keys_has_every_key_of_the_namespace():
-    """Every key that a function or a property of the module builds, from parameters called as they are there."""
+    """Every key that the module builds, from parameters called as they are there."""
     board, leader = coordination_keys.BoardKeys("{ns}", "{board}"), coordination_keys.LeaderKeys("{ns}", "{role}")
-    built = {leader.lease, leader.fence, board.job("{uuid}"), board.of("{part}")}
-    built |= {board.call("{token}"), board.entity("{kind}", "{name}")}
+    found = [*keys_built_by(board), *keys_built_by(leader)]
+    built = {key for key in found if isinstance(key, str)} - {board.prefix, leader.name}
     for function in filter(inspect.isfunction, vars(coordination_keys).values()):
         names = list(inspect.signature(function).parameters)
         if names[0] == "ns":
