@@ -46,6 +46,7 @@ from opencue_sched.accounting.imported_shows import ImportNote, imported_shows
 from opencue_sched.accounting.ledger import Cause, Ledger, answering
 from opencue_sched.accounting.recompute import RecomputeReport, recompute, renew_entries
 from opencue_sched.clients.postgres import ask
+from opencue_sched.domain.names import plural
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import managed_show_ids, managed_show_versions
@@ -73,11 +74,12 @@ def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
     if not managed:
         return False, "no show is managed by this scheduler"
     if release_feed == "cuebot-redis" or (release_feed == "proc-trigger" and triggered):
-        return False, f"{managed} managed shows, releases arrive by {release_feed}"
+        return False, f"{plural(managed, 'managed show')}, releases arrive by {release_feed}"
     why = "accounting.release_feed is recompute-only"
     if release_feed == "proc-trigger":
         why = "the trigger that announces deleted procs is not in the database (run `opencue-sched migrate`)"
-    return True, f"{managed} managed shows, but {why}: cores released by others stay booked until the next recompute"
+    shows = plural(managed, "managed show")
+    return True, f"{shows}, but {why}: cores released by others stay booked until the next recompute"
 
 
 # From new to ours: by the worker that would book the show, or by our command.

@@ -130,7 +130,9 @@ def check_ready(ledger: Ledger) -> Finding:
             damage = find_damage(ledger.client)
         damage = damage or ledger.seq_behind(ledger.records())
     except NotReady as error:
-        return Finding(Severity.FAIL, Invariant.COUNTERS_OPEN, f"the counters cannot be booked against: {error}")
+        text = f"the counters cannot be booked against: {error}"
+        remedy = "a worker fills them by itself; `opencue-sched fleet` shows whether one runs"
+        return Finding(Severity.FAIL, Invariant.COUNTERS_OPEN, text, remedy)
     if damage:
         text = f"the counters are damaged: {damage}"
         remedy = "find out what writes to acct:*; a worker fills them anew by itself"

@@ -7,6 +7,7 @@ booked and launched, a WARN need not be. Nothing is written.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +30,7 @@ from opencue_sched.clients.postgres import OURS, ask
 from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, sessions_of
 from opencue_sched.coordination.keys import QueueType
 from opencue_sched.coordination.postings import cluster_postings
-from opencue_sched.coordination.presence import Members, list_members
+from opencue_sched.coordination.presence import Actor, Members, WorkerState, list_members
 from opencue_sched.dispatch.backlog_feed import DEAF_RESYNC_SECONDS, RESYNC_SECONDS
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.names import plural
@@ -96,6 +97,9 @@ _TO_COMMIT = (
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE, a statement in three tenths of it"
 )
 """Remedy for commits that fail one after another. The share of a statement is that of dispatch/commit.py."""
+
+_TAKES_NO_DISPATCH = (WorkerState.PAUSED, WorkerState.DRAINING)
+"""The states of a worker that dispatches nothing until a person has it go on, or it ends."""
 
 _ok = partial(Finding, Severity.OK)
 _warn = partial(Finding, Severity.WARN)
@@ -201,7 +205,7 @@ def _privileges(connection: Connection, _settings: Settings, facts: SchemaFacts)
         yield _fail("privileges", f"the database user lacks {listed(missing)}", remedy)
 
 
-def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+def _shows(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     """Whether there are managed shows, and each of them may be booked."""
     all_shows = list_shows(connection)
     shows = [show for show in all_shows if show.managed]
@@ -211,18 +215,21 @@ def _shows(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> 
     if shows:
         yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
-        hand_over = "`opencue-sched show managed NAME on` hands one over"
-        remedy = hand_over if all_shows else "`opencue-sched show create NAME --managed` makes one"
+        remedy = "`opencue-sched show managed NAME on` hands one over"
+        if not all_shows:
+            beside = "make one with the Cuebot, as by `cueadmin -create-show NAME`; then " + remedy
+            remedy = beside if facts.origin == "cuebot" else "`opencue-sched show create NAME --managed` makes one"
         yield _warn("shows", "no show is managed by this scheduler", remedy)
     for show in shows:
         if show.paused or not (show.active and show.booking and show.dispatch):
-            yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked")
+            remedy = f"`opencue-sched show active {show.name} on`, `opencue-sched show booking {show.name} on`"
+            yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked", remedy)
         elif show.id not in with_burst:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
             yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)
 
 
-def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[Finding]:
+def _hosts(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
     """Whether hosts have reported and can be used, and each machine is one host."""
     staleness = settings.host_cache.host_staleness_threshold
     groups = figures.host_groups(connection, facility=None, staleness=staleness)
@@ -231,12 +238,16 @@ def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
     locked = sum(alloc.hosts_locked for alloc in allocs)
     down = sum(alloc.hosts_down for alloc in allocs)
     usable = total - locked - down
-    text = f"{total} in {plural(len(allocs), 'allocation')}: {usable} usable, {locked} locked, {down} down or silent"
+    places = plural(sum(1 for alloc in allocs if alloc.hosts), "allocation")
+    text = f"{total} in {places}: {usable} usable, {locked} locked, {down} down or silent"
+    beside = facts.origin == "cuebot"
     if not total:
-        remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_TO_BE_REACHED}"
-        yield _warn("hosts", "no host has ever reported", remedy)
+        serve = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_TO_BE_REACHED}"
+        yield _warn("hosts", "no host has ever reported", "point RQDs at the Cuebot" if beside else serve)
     elif not usable:
-        yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_TO_BE_REACHED}")
+        reach = "do the RQDs reach the Cuebot?" if beside else f"do the RQDs reach the report service? {_TO_BE_REACHED}"
+        remedy = "`opencue-sched host unlock HOST` opens one" if locked == total else reach
+        yield _warn("hosts", f"{text}; none can be used", remedy)
     else:
         yield _ok("hosts", text)
     for names in names_in_two_cases(connection):
@@ -408,14 +419,20 @@ def _redis(client: redis.Redis, settings: Settings, waiting_frames: int, engine:
         since = datetime.fromtimestamp(commits.since).astimezone().strftime("%H:%M:%S")
         text = f"the last {commits.failures} commits of cluster {commits.cluster} failed, since {since}"
         yield _fail("clusters", f"{text} ({commits.error})", _TO_COMMIT)
-    remedy = "`celery -A opencue_sched worker` and `... beat`"
-    if workers := members.of(QueueType.DISPATCH.value):
-        yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
-    elif waiting_frames:
-        text = f"none is alive, and {waiting_frames} frames of managed shows wait"
-        yield _fail("workers", text, remedy)
-    else:
-        yield _warn("workers", "none is alive", remedy)
+    yield _workers(members.of(QueueType.DISPATCH.value), waiting_frames)
+
+
+def _workers(workers: list[Actor], waiting_frames: int) -> Finding:
+    """Whether a live worker dispatches."""
+    waits = f", and {plural(waiting_frames, 'frame')} of managed shows wait" if waiting_frames else ""
+    if not workers:
+        level = Severity.FAIL if waiting_frames else Severity.WARN
+        return Finding(level, "workers", f"none is alive{waits}", "`celery -A opencue_sched worker` and `... beat`")
+    resting = Counter(worker.state for worker in workers if worker.state in _TAKES_NO_DISPATCH)
+    if resting.total() < len(workers):
+        return _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
+    states = ", ".join(f"{number} {state}" for state, number in sorted(resting.items()))
+    return _warn("workers", f"all that are alive dispatch nothing ({states}){waits}", "`opencue-sched ctl resume`")
 
 
 def _backlogs(members: Members) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from opencue_sched.clients.postgres import engine_at
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.keys import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.coordination.presence import Presence
+from opencue_sched.coordination.presence import Presence, WorkerState
 from opencue_sched.domain.clusters import Cluster, ClusterKind
 from opencue_sched.embedded.farms.farm import Farm
 from opencue_sched.embedded.farms.farm_specs import LayerSpec
@@ -56,6 +56,7 @@ def healthy(build: Build, engine: Engine, redis_client: redis.Redis, environment
 
     def make(farm: Farm) -> None:
         farm.subscription(farm.show("demo"), farm.alloc("general"), size=10)
+        farm.alloc("empty")
         farm.host(name="render01")
 
     build(make)
@@ -126,6 +127,35 @@ def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
     worker.announce()
     # then nothing has to be done
     assert (cli("doctor").status, levels(cli("doctor", "--json"))["workers"]) == (0, "ok")
+
+
+def test_workers_that_all_were_told_to_dispatch_nothing_are_a_warning_with_the_way_back(
+    cli: Cli, healthy: None, build: Build, redis_client: redis.Redis
+) -> None:
+    # given frames that wait, a worker that is paused and one that works
+    build(lambda farm: farm.job([LayerSpec(frames=3)]))
+    for name, state in (("one", WorkerState.PAUSED), ("two", WorkerState.WORKING)):
+        worker = Presence(redis_client, "cue", types=["dispatch"], group="default", instance=name, state=state)
+        worker.announce()
+    assert levels(cli("doctor", "--json"))["workers"] == "ok"
+    # when the other drains, too
+    worker.refresh(state=WorkerState.DRAINING)
+    # then doctor says who dispatches nothing, and how that ends
+    ran = cli("doctor", "--json")
+    assert (ran.status, finding(ran, "warn")["what"]) == (0, "workers")
+    assert not lacks(finding(ran, "warn")["text"], "1 paused", "1 draining", "3 frames")
+    assert "`opencue-sched ctl resume`" in finding(ran, "warn")["remedy"]
+
+
+def test_beside_a_cuebot_nobody_is_told_to_start_a_report_service_or_to_make_a_show(
+    cli: Cli, change: Callable[[str], None]
+) -> None:
+    # given a database that a Cuebot made, on which nothing is yet
+    change("UPDATE opencue_sched_origin SET origin = 'cuebot'")
+    remedies = {one["what"]: one["remedy"] for one in cli("doctor", "--json").json["findings"]}
+    assert "report-service" not in remedies["hosts"]
+    assert "Cuebot" in remedies["hosts"]
+    assert "show managed NAME on" in remedies["shows"]
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,13 @@ def test_a_farm_at_work_passes_with_figures(world):
     assert not lacks(text_of[Invariant.LEDGER_MATCHES_PROCS], "2 entries", "2 procs", " 0 ")
 
 
+def test_counters_that_are_not_open_come_with_who_opens_them(world):
+    world.client.delete("acct:epoch")
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    (failed,) = [check for check in report.findings if check.level is Severity.FAIL]
+    assert "worker" in failed.remedy
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_by_hand_fails_exactly_its_line(world, name):
     invariant, break_it, said = BROKEN[name]
