@@ -8,13 +8,9 @@ import pytest
 
 from opencue_sched.domain.hosts import Host
 from opencue_sched.placement.host_cache import RECENT_LAYERS, Accept, HostCache, HostGroups, HostOrder
+from tests.kit.frozen_clock import Clock
 from tests.kit.values import make_host, make_need, take
-from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.unit.placement.cached_farm import Farm, make_cache, must_find
 
 
 def read_again(cache: HostCache, clock: Clock, *hosts: Host) -> None:
