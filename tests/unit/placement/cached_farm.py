@@ -8,12 +8,7 @@ from typing import Any
 
 from opencue_sched.domain.hosts import Host
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of, shard_of
-from opencue_sched.placement.host_cache import (
-    FIRST_READ_HOSTS,
-    HostCache,
-    HostGroups,
-    HostOrder,
-)
+from opencue_sched.placement.host_cache import FIRST_READ_HOSTS, HostCache, HostGroups, HostOrder
 from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
 from tests.kit.values import make_host, make_need

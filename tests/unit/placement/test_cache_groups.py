@@ -8,9 +8,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from opencue_sched.domain.hosts import Host
-from opencue_sched.placement.host_cache import (
-    HostCache,
-)
+from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
 from tests.kit.polling import MOST_SECONDS

@@ -6,10 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.shards import bucket_of, buckets
-from opencue_sched.placement.host_cache import (
-    HostCache,
-    HostGroups,
-)
+from opencue_sched.placement.host_cache import HostCache, HostGroups
 from opencue_sched.settings import HostCacheSettings
 from tests.kit.frozen_clock import Clock
 from tests.kit.values import take
