@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.clients.postgres import engine_at
 from opencue_sched.clients.postgres_sessions import OWN_SESSIONS, SHARED, sessions_of
 from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongConfiguration
-from opencue_sched.insight.health import describe_failure
+from opencue_sched.insight.health import describe_failure, does_not_answer
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.store.schema import (
     VERSION_TABLE,
@@ -83,7 +83,7 @@ def run_for_alembic() -> None:
     except SchedulerError as error:
         _end(EXIT_FAILED, str(error))
     except OperationalError as error:
-        _end(EXIT_FAILED, describe_failure(error, get_settings()))
+        _end(EXIT_AWAY if does_not_answer(error) else EXIT_CONFIG, describe_failure(error, get_settings()))
 
 
 def _end(status: int, *reasons: str) -> None:

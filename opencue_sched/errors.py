@@ -86,7 +86,11 @@ class StoreDamaged(NotReady):
     """A key that everything is counted by is of another type, or a number that cannot be used: the store is lost."""
 
 
-class TakesNoWrites(SchedulerError):
+class StoreAway(SchedulerError):
+    """A store does not answer a process that cannot begin without it: starting again later may help."""
+
+
+class TakesNoWrites(StoreAway):
     """PostgreSQL answers, but is a standby or read only: it may take writes later, or another server does now."""
 
 

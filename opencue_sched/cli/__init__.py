@@ -15,7 +15,7 @@ from contextlib import suppress
 import click
 
 from opencue_sched import __version__
-from opencue_sched.errors import TakesNoWrites
+from opencue_sched.errors import StoreAway
 from opencue_sched.signals import end_by_sigterm_as_first_process
 from opencue_sched.standard_streams import cannot_be_written, drop_output, open_closed_streams
 
@@ -76,9 +76,9 @@ def cli(context: click.Context) -> None:
     The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
     OPENCUE_SCHED_CONFIG. Workers, beats and Flower are Celery's: `celery -A opencue_sched worker`.
 
-    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 75 a database that
-    takes no writes now, where a service or a migration needs them; 78 wrong configuration, or a database to migrate
-    first; 130 stopped by Ctrl-C.
+    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 75 a store that does
+    not answer or takes no writes now, where report-service or migrate needs it; 78 wrong configuration, or a database
+    to migrate first; 130 stopped by Ctrl-C.
 
     Example: opencue-sched audit --json
     """
@@ -127,7 +127,7 @@ def _run() -> None:
             raise
         for problem in problems:
             click.echo(f"error: {problem}", err=True)
-        if isinstance(error, TakesNoWrites):
+        if isinstance(error, StoreAway):
             sys.exit(os.EX_TEMPFAIL)
         sys.exit(os.EX_CONFIG if is_wrong_configuration(error) else 1)
 

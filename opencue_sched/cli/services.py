@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -11,8 +13,8 @@ from sqlalchemy import Engine
 from opencue_sched.cli.inputs import TOP, WholeNumber, ask_first, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
-from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.health import check_service_redis
+from opencue_sched.errors import SchedulerError, StoreAway
+from opencue_sched.insight.health import check_service_redis, describe_failure, does_not_answer
 from opencue_sched.insight.limit_words import flagged_words
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
@@ -31,6 +33,17 @@ from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.probes import PULSE
 
 
+@contextmanager
+def _needs_its_stores() -> Iterator[None]:
+    """A context of what a supervisor starts: raises StoreAway for a store that does not answer."""
+    try:
+        yield
+    except Exception as error:
+        if not does_not_answer(error):
+            raise
+        raise StoreAway(describe_failure(error, get_settings())) from error
+
+
 @TOP.answers("migrate")
 @click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
 @click.option("--yes", is_flag=True, help="Do not ask before --down.")
@@ -39,6 +52,7 @@ from opencue_sched.worker.probes import PULSE
     is_flag=True,
     help="Also have bookings write Cuebot's counters and history once a plan; with --down only take that back.",
 )
+@_needs_its_stores()
 def migrate_command(down: bool, yes: bool, set_based_frames: bool) -> Done:
     """Create or upgrade the database schema.
 
@@ -100,7 +114,7 @@ def report_service_command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
-    with farm() as engine, redis_store() as client:
+    with _needs_its_stores(), farm() as engine, redis_store() as client:
         ask(engine, check_writable)
         check_service_redis(client, settings, broker=False)  # both are fit for use
     install_level_signals()

@@ -84,9 +84,9 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     """A store's error in a line: the store, its reason, the variable that names it, and no password."""
     if isinstance(error, SchedulerError):
         return str(error)
-    from opencue_sched.clients.store_errors import describe, has_no_connection_left, is_lasting
+    from opencue_sched.clients.store_errors import describe, has_no_connection_left
 
-    what = "refuses" if is_lasting(error) else "does not answer"
+    what = "does not answer" if does_not_answer(error) else "refuses"
     if isinstance(error, SQLAlchemyError):
         what, advice = _meaning_and_advice(error, settings)
         return f"PostgreSQL at {settings.database_shown} {what} ({reason_of(error)}); {advice}"
@@ -108,7 +108,7 @@ def describe_failure(error: Exception, settings: Settings) -> str:
 
 def _meaning_and_advice(error: SQLAlchemyError, settings: Settings) -> tuple[str, str]:
     """What an error of PostgreSQL means, and what to do."""
-    from opencue_sched.clients.store_errors import is_lasting, limit_reached
+    from opencue_sched.clients.store_errors import limit_reached
 
     if limit := limit_reached(error):
         pool = settings.database.pool_size
@@ -123,8 +123,16 @@ def _meaning_and_advice(error: SQLAlchemyError, settings: Settings) -> tuple[str
         ours = "opencue_sched_" in reason_of(error)
         look = "" if ours else "look whether OPENCUE_SCHED_DATABASE_URL names OpenCue's database, then "
         return "lacks what this program needs", f"{look}run `opencue-sched migrate`"
-    away = isinstance(error, OperationalError) and not is_lasting(error)
-    return "does not answer" if away else "refuses", "set OPENCUE_SCHED_DATABASE_URL"
+    return "does not answer" if does_not_answer(error) else "refuses", "set OPENCUE_SCHED_DATABASE_URL"
+
+
+def does_not_answer(error: Exception) -> bool:
+    """Whether ``error`` says that a store does not answer now, and may later."""
+    from redis.exceptions import RedisError
+
+    from opencue_sched.clients.store_errors import is_lasting
+
+    return isinstance(error, OperationalError | RedisError) and not is_lasting(error)
 
 
 def is_wrong_configuration(error: Exception) -> bool:

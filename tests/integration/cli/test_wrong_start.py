@@ -124,6 +124,33 @@ def test_a_beat_whose_postgresql_does_not_answer_says_so_once_and_may_be_started
     assert "Background on this error" not in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "away"), [("report-service", "DATABASE"), ("report-service", "REDIS"), ("migrate", "DATABASE")]
+)
+def test_a_command_whose_store_does_not_answer_may_be_started_again(
+    command: str, away: str, settings: Settings
+) -> None:
+    # given a store that does not answer
+    urls = {
+        "OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url,
+        "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
+        "OPENCUE_SCHED_RELEASE__PORT": "0",
+        "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+    }
+    nobody = {"DATABASE": "postgresql://a:sesame@127.0.0.1:1/b", "REDIS": "redis://:sesame@127.0.0.1:1/0"}
+    urls[f"OPENCUE_SCHED_{away}_URL"] = nobody[away]
+
+    # when a supervisor starts the command
+    words = [sys.executable, "-c", "from opencue_sched.cli import main; main()", command]
+    ran = run(words, env={**os.environ, **urls}, cwd=ROOT)
+
+    # then its exit status says that starting it again may help, and its one line names the store
+    assert ran.returncode == 75, ran.stderr
+    (said,) = ran.stderr.splitlines()
+    assert not lacks(said, "does not answer", f"OPENCUE_SCHED_{away}_URL")
+    assert "sesame" not in said
+
+
 SERVICES = {
     "worker": ("-m", "celery", "-A", "opencue_sched", "worker", "-P", "solo"),
     "beat": ("-m", "celery", "-A", "opencue_sched", "beat"),

@@ -416,7 +416,7 @@ def _environment(url: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("url", "status", "words"),
     [
-        ("postgresql://a:sesame@127.0.0.1:1/b", 1, ["127.0.0.1:1/b"]),
+        ("postgresql://a:sesame@127.0.0.1:1/b", 75, ["127.0.0.1:1/b"]),
         ("sesame", 78, ["PostgreSQL"]),
     ],
 )
