@@ -21,9 +21,11 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store.limits import flagged_limits
 from opencue_sched.store.privileges import missing_tables
 from opencue_sched.store.schema import (
+    Origin,
     check_writable,
     downgrade,
     newly_possible,
+    read_origin,
     revision_of,
     set_frames_way,
     upgrade,
@@ -31,6 +33,12 @@ from opencue_sched.store.schema import (
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.probes import PULSE
+
+_GOES: dict[Origin, str] = {
+    "cuebot": "the objects named opencue_sched_*, with what they remember; Cuebot's tables stay",
+    "opencue-sched": "everything, its jobs, hosts and shows as well, with no way back but a backup",
+}
+"""What `migrate --down` removes, by the program that made the database."""
 
 
 @contextmanager
@@ -70,12 +78,14 @@ def migrate_command(down: bool, yes: bool, set_based_frames: bool) -> Done:
         before, possible = ask(engine, revision_of), ask(engine, newly_possible)
         flagged = ask(engine, flagged_limits)
         if down:
+            document = {"before": before, "revision": None}
+            if before is None:
+                return Done("nothing of opencue-sched is there", document)
             if not yes:
-                what = "what migrate made there: of a database that it found empty everything, with no way back"
-                ask_first(f"Remove from {engine.url.database} {what} but a backup?")
+                ask_first(f"Remove from {engine.url.database} {_GOES[ask(engine, read_origin)]}?")
             with working("removing"):
                 downgrade(url)
-            return Done("removed", {"before": before, "revision": None})
+            return Done("removed", document)
         with working("migrating the schema"):
             upgrade(url)
         after = ask(engine, revision_of)

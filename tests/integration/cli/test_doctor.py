@@ -524,6 +524,24 @@ def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
     assert not lacks(asked.out, "everything", "backup")
 
 
+def test_migrate_down_says_that_only_ours_goes_where_a_cuebot_made_the_database(
+    cli: Cli, change: Callable[[str], None]
+) -> None:
+    change("UPDATE opencue_sched_origin SET origin = 'cuebot'")
+    asked = cli("migrate", "--down", given="n\n")
+    assert asked.status == 1
+    assert not lacks(asked.out, "opencue_sched_", "Cuebot's tables stay")
+    assert "everything" not in asked.out
+
+
+def test_migrate_down_asks_nothing_where_nothing_is_to_be_removed(
+    environment: pytest.MonkeyPatch, cli: Cli, empty_database_url: str
+) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
+    ran = cli("migrate", "--down")
+    assert (ran.status, ran.out) == (0, "nothing of opencue-sched is there\n")
+
+
 @pytest.mark.parametrize("words", [("fleet",), ("show", "list"), ("explain", "x")])
 def test_a_command_on_a_database_that_was_not_migrated_says_what_to_run(
     cli: Cli, change: Callable[[str], None], words: tuple[str, ...]
