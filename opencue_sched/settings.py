@@ -12,7 +12,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +33,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from opencue_sched.domain.database_url import DatabaseUrl, read_database_url
 from opencue_sched.domain.jobs import FRAMES_TO_RAISE_A_LAYER
+from opencue_sched.domain.names import near
 from opencue_sched.domain.receiver_url import read_receiver_url
 from opencue_sched.domain.redis_url import FILE_OPTIONS, read_redis_url, with_password
 from opencue_sched.errors import InvalidInput, WrongConfiguration
@@ -580,10 +581,23 @@ def setting_problems(error: ValidationError) -> list[str]:
         path = [str(part) for part in problem["loc"]]
         key, reason = ".".join(path).lower(), problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            reason = f"there is no such setting; {_REPLACED[key]}" if key in _REPLACED else "there is no such setting"
+            known = "; docs/settings.md has them all"
+            hint = f"; {_REPLACED[key]}" if key in _REPLACED else near(path[-1].lower(), _names_beside(path)) or known
+            reason = f"there is no such setting{hint}"
         where = f" ({key} in {file})" if file else ""
         problems.append(f"setting {PREFIX}{'__'.join(path).upper()}{where}: {reason}" if path else reason)
     return problems
+
+
+def _names_beside(path: Sequence[str]) -> Iterable[str]:
+    """The names of the settings that stand where ``path`` ends."""
+    model: type[BaseModel] = Settings
+    for section in path[:-1]:
+        field = model.model_fields.get(section.lower())
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return ()
+        model = field.annotation
+    return model.model_fields
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:

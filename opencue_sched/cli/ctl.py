@@ -239,6 +239,8 @@ def dispatch_command(cluster: str, wait: bool, timeout: float) -> Done:
         return Done(line, answer)
     reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
     failure = f"error: the pass over {cluster} did not do its work: {answer.get('ended')} ({reason})"
+    if reason == "trashed":
+        failure += f"; `opencue-sched board restore {cluster}` takes it out of the trash"
     return Done(line, answer, [failure], status=1)
 
 

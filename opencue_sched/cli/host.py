@@ -229,7 +229,7 @@ def delete(connection: Connection, host: NamedRow) -> Done:
     procs.lock_hosts(connection, [host.id])
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     if row.state != HardwareState.DOWN:
-        raise InvalidInput(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
+        raise InvalidInput(f"{host.name} is {row.state}; only a host that is DOWN can be deleted: end its RQD and wait")
     if row.frames:
         raise InvalidInput(f"frames of {host.name} that are not released yet: {row.frames}")
     hosts.delete_host(connection, host.id)

@@ -314,7 +314,7 @@ def set_jobs(
 
 add_comment_command(job_command, JOB, "job", 'comment demo-sh010-alice_comp_v001 "the camera is wrong, wait for v002"')
 job_command.add_command(log_command)
-depends = Commands("job depends", "List or drop what a job waits for.")
+depends = Commands("job depends", "List, add or drop what a job waits for, or show all of it as a tree.")
 job_command.add_command(depends)
 
 
@@ -362,7 +362,8 @@ def drop(engine: Engine, job: NamedRow, depend_ids: tuple[str, ...], everything:
         raise click.UsageError("name dependencies, or say --all")
     unknown = set(depend_ids) - {depend.id for depend in ask(engine, jobs.depends_of, job.id)}
     if unknown:
-        raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}")
+        ids = f"`opencue-sched job depends list {job.name}` has the ids"
+        raise InvalidInput(f"{job.name} does not wait for {', '.join(map(repr, sorted(unknown)))}; {ids}")
 
     def note(connection: Connection, number: int) -> None:
         comment_on_jobs(connection, [job.id], f"{plural(number, 'dependency', 'dependencies')} dropped", reason)

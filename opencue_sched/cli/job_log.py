@@ -38,7 +38,8 @@ def log_command(name: str, frame: str, layer: str | None, follow: bool, tail: in
     A terminal gets it without colours and control characters. With -f, a frame that waits is waited for. A log that
     RQD wrote where this machine does not see it: the path and the host are told; `job frames --json` has the paths.
 
-    Exit status: 0 shown, with -f if the frame succeeded; 1 with -f if it did not; 3 the log is not visible here.
+    Exit status: 0 shown, with -f if the frame succeeded; 1 with -f if it did not; 3 the log is not visible here, or not
+    there yet.
 
     Example: opencue-sched job log demo-sh010-alice_comp_v001 7 --layer render --tail 20
     """
@@ -124,6 +125,7 @@ def _follow(engine: Engine, job: NamedRow, row: FrameView, log: _Log) -> None:
 
 
 def _where(row: FrameView, path: str) -> str:
-    """A sentence that says where the log of a frame is that this machine does not see."""
-    where = f"on {row.host}" if row.host else "that has not run yet"
-    return f"the log of {row.name} {where} is not visible on this machine: {row.loki_url or path}"
+    """A sentence that says where the log of a frame is that this machine does not see, or that there is none yet."""
+    if not row.host:
+        return f"{row.name} has not run yet; -f waits for its log: {row.loki_url or path}"
+    return f"the log of {row.name} on {row.host} is not visible on this machine: {row.loki_url or path}"

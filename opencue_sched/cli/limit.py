@@ -178,7 +178,7 @@ def create_limit(connection: Connection, name: str, maximum: int, **terms: Any) 
     """Create a limit of MAX running frames, or machines."""
     new_name("limit", name)
     if named_rows.find_rows(connection, Kind.LIMIT, [name]):
-        raise InvalidInput(f"there is a limit {name!r} already")
+        raise InvalidInput(f"there is a limit {name!r} already; `opencue-sched limit set` changes it")
     values = _values(connection, terms)
     new_id = shows.insert_row(connection, "limit_record", str_name=name, int_max_value=maximum, **values)
     return _LIMIT_COLUMNS.changed(_limits(connection)[new_id])

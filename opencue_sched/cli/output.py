@@ -37,7 +37,7 @@ HIGH, LOW = 2, 0
 _MIDDLE = 1
 """The importance of a column that is left out between those of LOW and HIGH."""
 
-_ABBREVIATIONS = {"gpu": "GPU", "gpus": "GPUs", "id": "ID", "os": "OS", "uid": "UID"}
+_ABBREVIATIONS = {"gpu": "GPU", "gpus": "GPUs", "id": "ID", "os": "OS", "ttl": "TTL", "uid": "UID"}
 """How words of a key are written in a label, where a capital letter in front is not enough."""
 _GAP = "  "
 """The spaces between two columns."""

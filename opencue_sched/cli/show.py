@@ -18,7 +18,6 @@ from opencue_sched.cli.inputs import (
     Commands,
     Number,
     WholeNumber,
-    choose,
     core_cap,
     core_count,
     gpu_cap,
@@ -323,7 +322,11 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
         new_name("facility", facility)
         facility_id = shows.insert_row(connection, "facility", str_name=facility)
     else:
-        facility_id = choose(connection, Kind.FACILITY, [facility])[0].id
+        found = named_rows.find_rows(connection, Kind.FACILITY, [facility])
+        if facility not in found:
+            hint = near(facility, named_rows.similar_names(connection, Kind.FACILITY, facility))
+            raise InvalidInput(f"there is no facility {facility!r}{hint or '; --new-facility makes it'}")
+        facility_id = found[facility].id
     full_name = new_name("allocation", f"{facility}.{rest}")
     tag = new_name("tag", tag or rest)
     made = shows.insert_row(connection, "alloc", str_name=full_name, str_tag=tag, pk_facility=facility_id)
@@ -373,7 +376,8 @@ def create_subscription(connection: Connection, show: NamedRow, alloc: NamedRow,
     most = size if burst is None else _burst(burst, size)
     row = {"pk_show": show.id, "pk_alloc": alloc.id, "int_size": size, "int_burst": most}
     if shows.insert_row(connection, "subscription", **row) is None:
-        raise InvalidInput(f"show {show.name} has a subscription for {alloc.name} already")
+        change = "`subscription size` and `subscription burst` change it"
+        raise InvalidInput(f"show {show.name} has a subscription for {alloc.name} already; {change}")
     return _SUBSCRIPTION_COLUMNS.changed(_subscription(connection, show, alloc))
 
 

@@ -252,7 +252,8 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
     limits = [limit.name for limit in names["limit"]]
     for position, layer in enumerate(spec.layers):
         problems += [
-            f"layers[{position}].limits: there is no limit {name!r}{near(name, limits)}"
+            f"layers[{position}].limits: there is no limit {name!r}"
+            f"{near(name, limits) or f'; `opencue-sched limit create {name} MAX` makes it'}"
             for name in layer.limits
             if name not in limits
         ]

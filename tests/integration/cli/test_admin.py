@@ -241,14 +241,18 @@ def test_a_limit_counts_frames_or_machines(cli: Cli, build: Build) -> None:
         (("show", "default-min-cores", "demo", "many"), 2, ["'many'"]),
         (("show", "default-max-cores", "demo", "0.5"), 2, ["core"]),
         (("alloc", "create", "local.general"), 1, ["'local.general'"]),
-        (("alloc", "create", "clod.gpu"), 1, ["'clod'"]),
+        (("alloc", "create", "clod.gpu"), 1, ["'clod'", "--new-facility"]),
         (("alloc", "create", "gpu", "--tag", "big mem"), 1, ["'big mem'"]),
         (
             ("alloc", "tag", "local.genral", "x"),
             1,
             ["'local.genral'", "'local.general'"],
         ),
-        (("subscription", "create", "demo", "local.general", "10"), 1, ["demo", "local.general"]),
+        (
+            ("subscription", "create", "demo", "local.general", "10"),
+            1,
+            ["demo", "local.general", "`subscription size`"],
+        ),
         (("subscription", "create", "demo", "local.general", "-5"), 2, []),
         (("subscription", "burst", "demo", "local.general", "x%"), 2, ["'x'"]),
         (
@@ -257,7 +261,7 @@ def test_a_limit_counts_frames_or_machines(cli: Cli, build: Build) -> None:
             ["other", "local.general"],
         ),
         (("limit", "set", "arnodl", "5"), 1, ["'arnodl'", "'arnold'"]),
-        (("limit", "create", "arnold", "5"), 1, ["'arnold'"]),
+        (("limit", "create", "arnold", "5"), 1, ["'arnold'", "`opencue-sched limit set`"]),
         (("limit", "create", "x", "-5"), 2, []),
     ],
 )

@@ -69,6 +69,13 @@ def test_the_exit_status_says_whether_the_pass_did_its_work(
         assert ("held" if ended == "dropped" else "no such table") in ran.err
 
 
+def test_a_cluster_in_the_trash_is_told_with_the_way_out(cli: Cli, cluster: str, worker: Callable[..., None]) -> None:
+    worker(cluster=cluster, ended="dropped", reason="trashed")
+    ran = cli("dispatch", "--cluster", cluster, "--wait")
+    assert ran.status == 1
+    assert f"`opencue-sched board restore {cluster}`" in ran.err
+
+
 @pytest.fixture
 def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages reach a broker, and lie there."""

@@ -154,7 +154,7 @@ def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
     cli: Cli, host: HostIds, build: Build, rows: Rows, engine: Any
 ) -> None:
     build(lambda farm: farm.host(name="gone01", state="DOWN"))
-    assert not lacks(cli("host", "delete", "render01").err, "render01", "UP", "DOWN")
+    assert not lacks(cli("host", "delete", "render01").err, "render01", "UP", "DOWN", "RQD")
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE host_stat SET str_state = 'DOWN'")
     assert not lacks(cli("host", "delete", "render01").err, "render01", "released", " 1")

@@ -131,6 +131,13 @@ def test_of_a_log_that_is_not_visible_the_path_and_the_host_are_told(cli: Cli, l
     assert [cli("job", "log", NAME, f"000{number}-render").status for number in (1, 2)] == [3, 3]
 
 
+def test_of_a_frame_that_has_not_run_no_log_is_looked_for_elsewhere(cli: Cli, logged: Logged) -> None:
+    ran = cli("job", "log", NAME, "0002-render")
+    assert (ran.status, ran.out) == (3, "")
+    assert not lacks(ran.err, "0002-render has not run yet", "-f", str(logged.path("0002-render")))
+    assert "visible" not in ran.err
+
+
 def test_frames_tell_their_logs(cli: Cli, logged: Logged) -> None:
     frames = cli("job", "frames", NAME, "--json").json
     assert frames[0]["log"] == str(logged.path("0001-render"))

@@ -321,7 +321,7 @@ def test_dependencies_are_listed_and_dropped(
         (("job", "priority", NAME, "high"), 2, ["'high'"]),
         (("job", "pause", "a", "b"), 1, ["'b'"]),
         (("job", "depends", "drop", NAME), 2, ["--all"]),
-        (("job", "depends", "drop", NAME, "x"), 1, ["'x'"]),
+        (("job", "depends", "drop", NAME, "x"), 1, ["'x'", f"`opencue-sched job depends list {NAME}`"]),
         (("job", "list", "--show", "shwo"), 1, ["'shwo'", "'show'"]),
     ],
 )

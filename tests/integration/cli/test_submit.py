@@ -407,7 +407,7 @@ layers:
         ["folder: ", "'lightning'", "'lighting'"],
         ["dept: ", "'Unknwn'", "'Unknown'"],
         ["layers[0].limits: ", "'arnodl'", "'arnold'"],
-        ["layers[0].limits: ", "'houdini'"],
+        ["layers[0].limits: ", "'houdini'", "`opencue-sched limit create houdini MAX`"],
         ["depends[0]: ", "'demo-sh010-alice_modle'", "'demo-sh010-alice_model'"],
         ["depends[1]: ", "'demo-sh010-alice_model'", "'goe'", "'geo'"],
         ["layers[1].depends[0]: ", "9", "'geo'", "(1-1)"],
