@@ -6,7 +6,7 @@ import json
 
 from opencue_sched.embedded.servers.services import EmbeddedRedis
 from tests.chaos.conftest import site_on
-from tests.chaos.test_coordination_workers import booked, plant, steer
+from tests.chaos.planted_site import booked, plant, steer
 from tests.kit.polling import eventually
 from tests.kit.redis_log import Call, RedisLog
 

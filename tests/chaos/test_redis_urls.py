@@ -24,7 +24,7 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 from tests.chaos.conftest import QUICK, Site
-from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
+from tests.chaos.planted_site import add_job, booked, opencue_sched, plant, steer
 from tests.kit.brief_fleet import brief_fleet, open_counters
 from tests.kit.polling import eventually
 from tests.kit.sentinel import watched_pair
