@@ -97,19 +97,19 @@ def test_the_board_is_listed_trashed_and_restored_by_command(site):
 
 
 POISON = """
+    import celery
     import redis
-    from opencue_sched.dispatch.cluster_pass import PassRunner
+    from sqlalchemy import Engine, event
     from opencue_sched.settings import get_settings
 
     client = redis.Redis.from_url(get_settings().redis_dsn)
-    run = PassRunner.run
+    DISPATCH, CLAIMED = "opencue_sched.dispatch.dispatch_cluster", "cue:board:clusters:claimed"
 
-    def poisoned(self, cluster, **options):
-        if client.exists("poison"):
+    @event.listens_for(Engine, "before_cursor_execute")
+    def poison(connection, cursor, statement, parameters, context, executemany):
+        in_a_pass = celery.current_task and celery.current_task.name == DISPATCH and client.exists(CLAIMED)
+        if in_a_pass and client.exists("poison"):
             raise RuntimeError("a row nobody foresaw")
-        return run(self, cluster, **options)
-
-    PassRunner.run = poisoned
 """
 
 

@@ -168,9 +168,9 @@ def test_keys_change_the_chosen_job_when_a_person_agrees(
 
 
 BROKEN = """
-import opencue_sched.cli.top as top
-def fail(*_, **__): raise RuntimeError("nobody thought of this")
-top.draw = fail
+import select
+def fail(*_): raise OSError("a terminal that nobody thought of")
+select.select = fail
 """
 
 
