@@ -87,7 +87,8 @@ def tls_site(database_url, engine, tmp_path, monkeypatch):
 
 def test_a_fleet_follows_the_master_that_its_sentinel_names(sentinel_site):
     """Booking, leading, presence and the audit go on, and the fence does not go back: it is that in PostgreSQL, and no
-    lower than before. The replica has caught up when its master dies; what one that lags forgets is in test_leader.py.
+    lower than before. The replica has caught up when its master dies; what one that lags forgets is in
+    test_leader_lost_memory.py.
     """
     site = sentinel_site
     plant(site, frames=1)

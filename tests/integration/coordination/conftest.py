@@ -1,9 +1,11 @@
-"""A jobboard, and a Redis some of whose replies are lost on their way, or that some commands reach late."""
+"""A jobboard, a role with its candidates, and a Redis some of whose replies are lost on their way, or that some
+commands reach late."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,6 +13,9 @@ import redis
 
 from opencue_sched.accounting.epoch import guarded_redis
 from opencue_sched.coordination.jobboard import JobBoard
+from opencue_sched.coordination.keys import LeaderKeys
+from opencue_sched.store.fences import PersistentFences
+from tests.integration.coordination.candidates import gate_of
 from tests.kit.lossy_proxy import LossyProxy
 
 
@@ -35,3 +40,19 @@ def board(redis_client, request) -> Iterator[JobBoard]:
     """A board that is open, without a job, in each way its keys may be named."""
     with JobBoard(redis_client, "cue", name="tests", clustered=request.param) as opened:
         yield opened
+
+
+@pytest.fixture
+def keys() -> LeaderKeys:
+    return LeaderKeys("cue", "beat")
+
+
+@pytest.fixture
+def fences(engine) -> PersistentFences:
+    return PersistentFences(engine)
+
+
+@pytest.fixture
+def gate(fences):
+    """Makes a candidate for the role (gate_of), whose fences are kept in PostgreSQL unless others are given."""
+    return partial(gate_of, fences=fences)
