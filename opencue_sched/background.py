@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencue_sched.errors import SchedulerError
 
@@ -89,7 +89,9 @@ class PeriodicThread:
         try:
             pause = self._make_round()
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            # Behind the first line of what PostgreSQL said stands the statement with its parameters.
+            said = str(error.orig).partition("\n")[0] if isinstance(error, DBAPIError) else str(error)
+            text = f"{type(error).__name__}: {said}"
             if text != self._told:
                 # A store that is away is expected now and then; anything else is a defect, told with where it happened.
                 expected = isinstance(error, SchedulerError | SQLAlchemyError | RedisError)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+import psycopg2
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy.exc import ProgrammingError
 from structlog.testing import capture_logs
 
 from opencue_sched.background import PeriodicThread
@@ -61,6 +63,21 @@ def test_an_error_costs_its_round_and_is_told_once_until_another_comes_or_a_roun
         ("it_failed", "test", "error", "KeyError: 'nobody thought of this'"),
         ("it_failed", "test", "error", "KeyError: 'nobody thought of this'"),
     ]
+
+
+def test_an_error_of_postgresql_is_told_without_the_statement(make: Make):
+    # given a round whose statement PostgreSQL refuses
+    refused = psycopg2.ProgrammingError('relation "frame" does not exist\nLINE 1: SELECT secret FROM frame')
+    with capture_logs() as said:
+
+        def make_round() -> float | None:
+            raise ProgrammingError("SELECT secret FROM frame", {"password": "sesame"}, refused)
+
+        # when the round is made
+        make(make_round)
+        eventually(lambda: bool(said), what="the error is logged")
+    # then one line says what PostgreSQL said
+    assert said[0]["error"] == 'ProgrammingError: relation "frame" does not exist'
 
 
 def test_stopping_cuts_every_wait_short_and_names_what_goes_on(make: Make):
