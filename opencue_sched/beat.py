@@ -45,7 +45,8 @@ log = structlog.get_logger(__name__)
 MINUTE = 60.0
 """The seconds of a minute, by which the ticks of a schedule without an interval are numbered."""
 POLL_SECONDS = 0.5
-"""The longest wait between two looks at the lease and at what is due."""
+"""The longest wait between two looks at the lease and at what is due. With more, renewals of the lease
+and of the presence come later than they should; with less, a leader asks Redis for the time more often."""
 LOG_AGAIN_SECONDS = 60.0
 """The time between two log lines of one event about one subject."""
 FUTURE_SECONDS = 5.0

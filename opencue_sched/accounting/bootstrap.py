@@ -44,11 +44,13 @@ LEASE_SECONDS = 15.0
 With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
 _POLL_SECONDS = 0.25
-"""The time between two looks of a process that waits for the filler."""
+"""The time between two looks of a process that waits for the filler. It books nothing meanwhile, so a longer time is
+lost as a whole; a look is one round trip to Redis."""
 _RENEWAL_SECONDS = 2.0
-"""The time between two renewals of the lease by a process that waits."""
+"""The time between two renewals of the lease by a process that waits: several of them may fail within LEASE_SECONDS."""
 ROWS_PER_RENEWAL = 2000
-"""How many rows or entries are handled before the lease is renewed."""
+"""How many rows or entries are handled before the lease is renewed. With more, a slow machine may lose the lease
+between two renewals; with fewer, filling takes more round trips."""
 _SCAN_COUNT = 1000
 """How many keys one step of a SCAN looks at."""
 

@@ -37,7 +37,8 @@ _LOG_PAGE = 1000
 _CALLS_PER_ROUND_TRIP = 8
 """How many calls of scripts that write go together."""
 _KEYS_PER_ROUND_TRIP = 2000
-"""How many vertices, or places, are read together."""
+"""How many vertices, or places, are read together: with more, each round trip has a larger answer; with fewer, the scan
+takes longer, and more changes must be wound back to its instant."""
 _NO_MACHINE = "-"
 """Stands for any machine of a limit whose key is damaged: no host has this name."""
 

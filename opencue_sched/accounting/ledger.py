@@ -52,11 +52,13 @@ CapRow: TypeAlias = tuple[str, Sequence[str | list[str]]]
 _SCAN_COUNT = 1000
 """How many entries one step of an HSCAN, or one HMGET, reads."""
 _APPLIED_PER_ROUND_TRIP = 2000
-"""How many changes one round trip applies."""
+"""How many changes one round trip applies, in calls of fewer each, so that bookings of others come in between."""
 # Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
 _RELEASED_PER_ROUND_TRIP = 200
 _FOLLOWER_SECONDS = 5
-"""How long no other process takes the place of the one that moves entries to other limits, though it may have died."""
+"""How long no other process takes the place of the one that moves entries to other limits, though it may have died.
+With more, the counters of limits may stay wrong for longer after its death; with less, more processes take the place in
+turn, and each reads the procs again that another has read."""
 
 
 @dataclass(frozen=True, slots=True)

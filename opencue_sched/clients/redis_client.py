@@ -22,7 +22,8 @@ from opencue_sched.settings import Settings
 REDIS_SECONDS = 5.0
 """Connect and read time-out of a try: two and a pause are over before a leader's lease of 15 s is."""
 _RETRIES = 1
-"""How often a command is tried again after its connection failed."""
+"""How often a command is tried again after its connection failed: once is enough for a connection that a restarted or
+failed-over Redis has closed. With more, a command to a Redis that is away takes longer than a leader's lease lives."""
 
 
 def make_redis(url: str, settings: Settings, guard: Callable[[Connection], None]) -> redis.Redis:

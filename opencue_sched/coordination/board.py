@@ -42,7 +42,7 @@ NEVER = math.inf
 ERROR_CHARACTERS = 4000
 """How many characters of an error's text a job keeps, from its end."""
 PAGE = 100
-"""How many jobs one call of a listing reads."""
+"""How many jobs one call of a listing reads, each with all its fields: Redis serves nobody else while a script runs."""
 RESEND_SECONDS = 0.8
 """How long after it was sent a message counts as lost if no claim has answered it. A cluster whose worker died before
 its claim goes on so much later. With less time, more messages that only wait in a busy queue are sent twice; the second

@@ -95,7 +95,8 @@ def _clusters_of(
 
 
 _HOSTS_COUNTED_SECONDS = 10.0
-"""The time between two counts of the hosts, on which nothing but the number of shards depends."""
+"""The time between two counts of the hosts, on which nothing but the number of shards depends: each count is a
+statement over all hosts, and farms grow in days."""
 
 
 class FarmDivision:

@@ -44,7 +44,9 @@ from opencue_sched.errors import BookingError
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 24 * 3600
-"""Life of verdicts and shortages in Redis after they were last written."""
+"""Life of verdicts and shortages in Redis after they were last written. What waits is written every half minute, so
+this bounds what ended jobs leave behind; for so long ``explain`` can tell what was found before all workers went
+away."""
 FAILED_COMMITS_SECONDS = 600
 """Life of what is kept of failed commits: a cluster with waiting frames has another pass long before."""
 _COMPARED_SECONDS = 120.0
@@ -54,9 +56,11 @@ BELIEVED_SECONDS = 90.0
 """How long a verdict is believed: a layer that waits is looked at within a minute, and its verdict is written half a
 minute later at most."""
 _WRITE_SECONDS = 1.0
-"""The time between two writes of what changed."""
+"""The time between two writes of what changed: a layer that changes in every pass is written once in it. With more time
+``explain`` knows less of now; with less, passes of a busy farm are written one by one."""
 _WRITE_AGAIN_SECONDS = 30.0
-"""The time between two writes of a verdict that has not changed, which has the time of the last look."""
+"""The time between two writes of a verdict that has not changed, which has the time of the last look. BELIEVED_SECONDS
+count on it."""
 MOST_WRITTEN = 2_000
 """How many verdicts and shortages one write has at most. There is a write a second, so this is the most that a worker
 puts upon Redis."""

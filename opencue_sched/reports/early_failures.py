@@ -20,7 +20,8 @@ _log = structlog.get_logger(__name__)
 EARLY_SECONDS = 60.0
 """A run that failed later may have been killed."""
 SINCE_SECONDS = 600.0
-"""How far back each look goes: runs that no process looked at for a while are found all the same."""
+"""How far back each look goes: runs that no process looked at for a while are found all the same. With more, each look
+reads more runs that were noted before."""
 MOST_RUNS = 1_000
 """How many runs one look takes at most."""
 

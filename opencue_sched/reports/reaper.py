@@ -42,7 +42,8 @@ LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
 
 ORPHAN_SECONDS = 300.0
-"""A frame without a proc, or a proc on a host that neither reports nor is DOWN, is lost after this long."""
+"""A frame without a proc, or a proc on a host that neither reports nor is DOWN, is lost after this long. With less,
+hosts are asked to kill frames that a slow report would have named; with more, their work is rendered again later."""
 
 FRAMELESS_SECONDS = 60.0
 """A proc whose frame was taken off it (eaten, killed) is released after this long, if no completion does it."""

@@ -36,7 +36,7 @@ _DEFAULT_OS = "rhel40"
 _MOST_CENTICORES = 10_000_000
 """The most centicores of a host that are believed."""
 SHOWN_CHARACTERS = 60
-"""How many characters of a wrong value an error shows."""
+"""How many characters of a wrong value an error shows: a value may have millions."""
 LATEST_EPOCH = 4_102_444_800
 """The latest boot time that is believed, in epoch seconds: the beginning of 2100."""
 MOST_KB = 2**38

@@ -27,13 +27,15 @@ logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
-"""The longest that making a connection may take."""
+"""The longest that making a connection may take, and at most half of ``rqd.timeout``, which leaves a call a second
+attempt. Within a farm a connection takes milliseconds; a packet that is lost is sent again after a second."""
 IDLE_SECONDS = 300.0
 """gRPC closes a connection that was not used this long: a host that is booked is called more often."""
 _RESOLVE_SECONDS = 5.0
 """The least time between two resolutions of a name. gRPC would use the address that it found last for 30 s."""
 _KEEPALIVE_SECONDS = 300.0
-"""The time between two pings of a connection on which nothing else is said."""
+"""The time between two pings of a connection on which nothing else is said: the least that RQD's server allows, before
+it closes the connection. Without pings the kernel sent for 16 minutes to a host whose address was gone."""
 _KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """How long the answer to a ping may take before the connection counts as dead."""
 _READY = grpc.ChannelConnectivity.READY.value[0]

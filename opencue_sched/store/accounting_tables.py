@@ -25,7 +25,8 @@ from opencue_sched.store.pending import countable
 # ruff: noqa: S608 - the statements are put together from constants of this module only
 
 _ROWS_PER_TRANSACTION = 500
-"""How many rows are locked together, so that bookings wait for them briefly."""
+"""How many rows are locked together, so that bookings wait for them briefly. With fewer, a refresh of a large farm
+takes more transactions."""
 _WANTED = (
     "unnest(CAST(:ids AS varchar[]), CAST(:cores AS bigint[]), CAST(:gpus AS bigint[])) AS wanted(id, cores, gpus)"
 )

@@ -26,7 +26,8 @@ EVERYTHING = UpkeepScope()
 
 DEAF_FACTOR = 3.0
 """How many times as long silent hosts are waited for when most went silent at once: then it is probably this process
-that did not hear them."""
+that did not hear them. With less, an outage of the report service may end runs that go on; with more, the frames of a
+farm that lost its power wait longer."""
 
 GIVE_UP_SECONDS = 1200.0
 """A silent proc whose host can be reached but does not confirm, or cannot be reached and is not DOWN: its frame is
