@@ -201,7 +201,8 @@ def test_what_somebody_probably_did_not_mean_is_a_warning(
     assert not lacks(cli("doctor").out, *words)
 
 
-def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
+def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli, change: Callable[[str], None]) -> None:
+    change("UPDATE opencue_sched_origin SET origin = 'opencue-sched'")
     ran = cli("doctor", "--json")
     assert ran.status == 0
     assert (levels(ran)["hosts"], levels(ran)["shows"], levels(ran)["counters"]) == ("warn", "warn", "warn")

@@ -146,9 +146,9 @@ def test_a_command_whose_store_does_not_answer_may_be_started_again(
 
     # then its exit status says that starting it again may help, and its one line names the store
     assert ran.returncode == 75, ran.stderr
-    (said,) = ran.stderr.splitlines()
-    assert not lacks(said, "does not answer", f"OPENCUE_SCHED_{away}_URL")
-    assert "sesame" not in said
+    (said,) = [line for line in ran.stderr.splitlines() if f"OPENCUE_SCHED_{away}_URL" in line]
+    assert "does not answer" in said
+    assert "sesame" not in ran.stdout + ran.stderr
 
 
 SERVICES = {
