@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests wait for servers, locks and time-outs as long as they compute: six at a time, also on two cores.
 TEST_PROCESSES ?= 6
 # Who gets which test, and when: see tests/side_by_side.py.
-TESTS := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
+TESTS := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.second_postgres -p tests.side_by_side --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
@@ -19,12 +19,14 @@ PYTEST_ARGS ?=
 # PostgreSQL as Debian ships it, with its just-in-time compiler: the newest that its packages installed.
 DEBIAN_POSTGRES := $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin)))
 # What asks PostgreSQL most: schema and migrations, commits, what waits, hosts, reservations, the accounting, completions.
-ON_DEBIAN := $(addprefix tests/integration/,store clients/test_postgres.py dispatch/test_commit_*.py \
+ON_DEBIAN := $(addprefix tests/integration/,store/test_*.py clients/test_postgres.py dispatch/test_commit_*.py \
 	dispatch/test_caps_of_passes.py dispatch/test_what_may_run.py dispatch/test_backlog_faults.py dispatch/test_plan*.py \
 	dispatch/test_reservations.py accounting/test_tables.py \
 	accounting/test_managed.py accounting/test_caps.py accounting/test_sums_that_do_not_fit.py \
 	reports/test_completion.py reports/test_dependencies.py reports/test_reports_together.py \
-	reports/test_completions_together.py insight) tests/e2e/test_small_stress.py
+	reports/test_completions_together.py insight/test_*.py)
+# Played there alone where both run.
+SMALL_STRESS := tests/e2e/test_small_stress.py
 # What tries a property with examples, more of them in make test-deep than in other runs (tests/kit/examples.py).
 WITH_PROPERTIES = $(shell grep -rl --include='test_*.py' '^from hypothesis' tests/unit tests/integration)
 # make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
@@ -36,7 +38,7 @@ COMPAT_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint style types architecture format importable test test-all test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
+.PHONY: help install lint style types architecture format importable test test-all test-twice test-unit test-integration test-e2e test-chaos test-long test-debian test-deep test-versions image-test demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +83,14 @@ test: $(INSTALLED) ## Every test but the long ones, on PostgreSQL and Redis of i
 test-all: $(INSTALLED) ## Every test, the long ones among them: those wait while the others compute
 	$(TESTS) $(PYTEST_ARGS) tests/integration tests/unit tests/e2e tests/chaos
 
+test-twice: $(INSTALLED) ## What test-all and test-debian do, in one run, which costs less than two: the small stress on Debian's alone
+ifeq ($(DEBIAN_POSTGRES),)
+	@echo "Debian's PostgreSQL is not installed (apt-get install postgresql)"; exit 1
+else
+	$(TESTS) $(PYTEST_ARGS) --second-postgres=$(DEBIAN_POSTGRES) $(foreach file,$(ON_DEBIAN),--on-second='$(file)') \
+		--on-second-only=$(SMALL_STRESS) tests/integration tests/unit tests/e2e tests/chaos
+endif
+
 test-long: $(INSTALLED) ## A minute of every fault, lost stores, time-outs, joint passes killed, the demo, decisions, reports, sizes (four minutes)
 	$(TESTS) -m long $(PYTEST_ARGS) tests/integration tests/e2e tests/chaos
 
@@ -100,7 +110,7 @@ test-debian: $(INSTALLED) ## Tests of what asks PostgreSQL most, and a small str
 ifeq ($(DEBIAN_POSTGRES),)
 	@echo "skipped: Debian's PostgreSQL is not installed (apt-get install postgresql)"; test -z "$$CI"
 else
-	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN)
+	OPENCUE_SCHED_EMBEDDED_POSTGRES=$(DEBIAN_POSTGRES) $(TESTS) $(PYTEST_ARGS) $(ON_DEBIAN) $(SMALL_STRESS)
 endif
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, 50,000 random steps on the real ledger, properties with all examples (a quarter of an hour)

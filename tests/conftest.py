@@ -67,9 +67,18 @@ class RedisServer:
         self.embedded = embedded
 
 
+@pytest.fixture(scope="session", autouse=True)
+def postgres_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that tests/second_postgres.py plays on another PostgreSQL find it named, and so does what they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        if programs := getattr(request, "param", None):
+            patch.setenv(POSTGRES_VARIABLE, programs)
+        yield
+
+
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """The PostgreSQL server of this test session."""
+def postgres_server(postgres_programs: None) -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this test session: one after the other where there are two."""
     given = os.environ.get("OPENCUE_SCHED_TEST_DATABASE_URL")
     embedded = None if given else EmbeddedPostgres(configuration=_CONFIGURATION, in_memory=True).start()
     server = PostgresServer(given or embedded.url, embedded)  # type: ignore[union-attr]

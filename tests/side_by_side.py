@@ -6,6 +6,8 @@ A file of unit or integration tests goes to whichever process is free, in the or
 processes, except that its cases, and all tests of a file whose fleet or browser takes long to start, stay together.
 (The marks that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that
 in the end no process works alone; and they are spread over the others, because they wait as long as the others compute.
+What is played on a second PostgreSQL (tests/second_postgres.py) comes after all others, so that each process stops the
+first one and starts the second but once.
 
 How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
 any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds that the mark
@@ -22,6 +24,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+from tests.second_postgres import SECOND
 
 SHARING_A_FLEET = {
     "test_celery_commands.py",
@@ -55,7 +59,13 @@ def _of_processes(nodeid: str) -> bool:
 def _scope(nodeid: str) -> str:
     file, _, _ = nodeid.partition("::")
     alone = _of_processes(nodeid) and PurePath(file).name not in SHARING_A_FLEET
-    return nodeid.partition("[")[0] if alone else file
+    scope = nodeid.partition("[")[0] if alone else file
+    return f"{scope} {SECOND}" if _on_second(nodeid) else scope
+
+
+def _on_second(scope: str) -> bool:
+    """Whether the test, or the tests that stay together, are played on the second PostgreSQL."""
+    return SECOND in scope
 
 
 def _expected_seconds(tests: list[pytest.Item], seconds_of_tests: dict[str, float]) -> float:
@@ -104,7 +114,7 @@ class _Timekeeper:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Both kinds begin at once and end at once."""
+    """Both kinds begin at once and end at once; then comes what is played on the second PostgreSQL, the slow first."""
     seconds_of_tests = config.stash[SECONDS_OF_TESTS]
     scopes: dict[str, list[pytest.Item]] = {}
     for test in items:
@@ -117,9 +127,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             -len(scopes[scope]),
         ),
     )
+    computing = [scope for scope in scopes if not _of_processes(scope)]
     place: dict[str, float] = {}
-    for kind in (slow, [scope for scope in scopes if not _of_processes(scope)]):
-        place |= {scope: number / len(kind) for number, scope in enumerate(kind)}
+    for kind in (slow, computing):
+        first = [scope for scope in kind if not _on_second(scope)]
+        place |= {scope: number / len(first) for number, scope in enumerate(first)}
+    place |= {scope: number for number, scope in enumerate(filter(_on_second, slow + computing), start=1)}
     items.sort(key=lambda test: place[_scope(test.nodeid)])
 
 
