@@ -230,9 +230,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _take_ports_of_our_own() -> None:
-    """The port of a server that a test has stopped stays free: no other process of these tests takes it meanwhile, nor
-    one of the tests that run beside them on another PostgreSQL, which have every second port."""
+    """The port of a server that a test has stopped stays free: no other process of these tests takes it meanwhile."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    on_another = POSTGRES_VARIABLE in os.environ
-    processes.PORTS = processes.PORTS[2 * number + on_another :: 2 * count]
+    processes.PORTS = processes.PORTS[number::count]

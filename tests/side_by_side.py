@@ -9,6 +9,8 @@ in the end no process works alone; and they are spread over the others, because 
 What is played on a second PostgreSQL (tests/second_postgres.py) comes after all others, so that each process stops the
 first one and starts the second but once.
 
+What the processes have forked (benchmarks/warm_start.py) comes from one process, which loads it once for all of them.
+
 How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
 any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds that the mark
 says, and then what has the most tests.
@@ -16,6 +18,7 @@ says, and then what has the most tests.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from pathlib import PurePath
@@ -25,6 +28,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from benchmarks import warm_start
 from tests.second_postgres import SECOND
 
 SHARING_A_FLEET = {
@@ -38,6 +42,10 @@ SHARING_A_FLEET = {
 SECONDS_IN_CACHE = "side_by_side/seconds_of_tests"
 SECONDS_OF_TESTS = pytest.StashKey[dict[str, float]]()
 """Seconds that each test of whole processes took when it last ran, by its id."""
+
+WARM_SERVER = "side_by_side/warm_server"
+NAME_OF_WARM_SERVER = pytest.StashKey[str]()
+"""The process that forks for all processes of this run."""
 
 
 class Together(LoadScopeScheduling):
@@ -86,14 +94,22 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)
     if workerinput is not None:
         seconds = workerinput[SECONDS_IN_CACHE]
+        warm_start.share(workerinput[WARM_SERVER])
     else:
         seconds = cache.get(SECONDS_IN_CACHE, {}) if cache else {}
     config.stash[SECONDS_OF_TESTS] = seconds
     config.pluginmanager.register(_Timekeeper(), "timekeeper")
 
 
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    servers = contextlib.ExitStack()
+    config.add_cleanup(servers.close)
+    config.stash[NAME_OF_WARM_SERVER] = servers.enter_context(warm_start.shared_server())
+
+
 def pytest_configure_node(node: WorkerController) -> None:
     node.workerinput[SECONDS_IN_CACHE] = node.config.stash[SECONDS_OF_TESTS]
+    node.workerinput[WARM_SERVER] = node.config.stash[NAME_OF_WARM_SERVER]
 
 
 class _Timekeeper:

@@ -132,3 +132,45 @@ def test_one_that_does_not_end_is_killed_and_what_it_started_goes_with_it(start)
 def test_what_only_an_interpreter_of_its_own_can_have_is_refused():
     with pytest.raises(AssertionError, match="too late"):
         warm_start.run(python("pass"), env=environment(PYTHONHASHSEED="1"))
+
+
+ASKING = """
+    import os, signal, sys
+    from benchmarks import warm_start
+    warm_start.share(sys.argv[1])
+    nothing, say = open(os.devnull, "r+b"), [sys.executable, "-c", "import os; print(os.getppid())"]
+    print(warm_start.run(say, env=os.environ).stdout)
+    lasting = [sys.executable, "-c", "import time; time.sleep(600)"]
+    print(warm_start.Started(lasting, env=os.environ, stdout=nothing, stderr=nothing).pid)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_processes_that_share_one_have_what_they_started_ended_each_with_itself_alone():
+    # given two that share the process that forks
+    with warm_start.shared_server() as name:
+        asking = [
+            subprocess.Popen(
+                [*python(ASKING), name], cwd=warm_start.ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            for _ in range(2)
+        ]
+        said = ["".join(iter(process.stdout.readline, "ready\n")).split() for process in asking]
+        # then each is served by a process forked for it
+        (server, lasting), (other_server, other_lasting) = said
+        assert server != other_server
+        # when one ends, then so has what it started, and what the other started has not
+        asking[0].communicate()
+        assert not _lives(server) and not _lives(lasting)
+        assert _lives(other_server) and _lives(other_lasting)
+    # and nothing is left once the one that they share ends
+    eventually(lambda: not _lives(other_server) and not _lives(other_lasting), what="the end of all")
+    asking[1].communicate()
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -26,7 +26,11 @@ def test_{name}(number, postgres_programs):
 
 def test_files_named_are_played_there_too_or_there_alone_after_all_others(tmp_path: Path):
     # given a file that is not named, one that is to be played twice and one of whole processes for the second alone
-    for file, name in (("unit/test_plain.py", "plain"), ("unit/test_twice.py", "twice"), ("e2e/test_alone.py", "alone")):
+    for file, name in (
+        ("unit/test_plain.py", "plain"),
+        ("unit/test_twice.py", "twice"),
+        ("e2e/test_alone.py", "alone"),
+    ):
         path = tmp_path / "tests" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(ASKING.format(name=name))
