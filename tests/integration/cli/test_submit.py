@@ -417,7 +417,10 @@ layers:
     assert (len(problems), "9 problems" in last) == (9, True)
 
 
-@pytest.mark.parametrize(("show", "problem"), [("demmo", "'demo'"), ("demo", "active")])
+@pytest.mark.parametrize(
+    ("show", "problem"),
+    [("demmo", "'demo'"), ("harbour", "`opencue-sched show create harbour`"), ("demo", "active")],
+)
 def test_a_show_that_is_not_there_or_not_active_is_refused(
     cli: Cli, demo: Any, engine: Engine, show: str, problem: str
 ) -> None:
