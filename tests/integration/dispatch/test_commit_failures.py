@@ -195,7 +195,7 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
         layer = jobs[7].layers[0].id
         other.execute(text("SELECT 1 FROM layer_stat WHERE pk_layer = :l FOR UPDATE"), {"l": layer})
         with listening(engine, "handle_error", lambda error: refusals.append(error.original_exception.pgcode)):
-            result = commit(engine, procs, with_deadline(settings, 10.0))
+            result = commit(engine, procs, with_deadline(settings, 20.0))
 
     # then that bound alone ended the wait, and every other job is booked all the same, in one transaction, without
     # cutting the plan in halves

@@ -196,7 +196,7 @@ def test_a_cluster_is_looked_at_again_when_a_frame_has_waited_for_the_delay_of_i
     RESTS.clear()
     queue = settings.queue.model_copy(update={"uncounted_exit_statuses": (200,)})
     settings = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})
-    with passes(engine, settings) as here, dispatching(here, patience=10.0) as dispatcher:
+    with passes(engine, settings) as here, dispatching(here, patience=10.0, ttl=10.0) as dispatcher:
         plant(engine, frames=1)
         with engine.begin() as connection:
             connection.execute(text("UPDATE frame SET int_exit_status = 200, ts_updated = clock_timestamp()"))
@@ -401,9 +401,9 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 
 
 @contextmanager
-def dispatching(here: Passes, *, patience: float) -> Iterator[Dispatcher]:
+def dispatching(here: Passes, *, patience: float, ttl: float = 0.9) -> Iterator[Dispatcher]:
     postings = here.postings
-    renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience)
+    renewer = ClaimRenewer(postings, ttl_seconds=ttl, patience_seconds=patience)
     yield Dispatcher(here.settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
     renewer.stop()
 
