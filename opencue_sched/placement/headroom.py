@@ -86,6 +86,10 @@ class PlanHeadroom:
         """The allocations of which the show's subscription still has this many cores."""
         return frozenset(alloc_id for alloc_id, left in self._allocs[show_id].items() if left >= cores)
 
+    def cores_left_to_show(self, show_id: str) -> float:
+        """Cores that the show's frames may take under its subscriptions, in all allocations together."""
+        return sum(max(0.0, left) for left in self._allocs[show_id].values())
+
     def cores_left(self, job: Job, alloc_id: str) -> float:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(

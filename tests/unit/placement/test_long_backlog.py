@@ -388,3 +388,19 @@ def test_frames_that_are_taken_back_cost_no_search_of_what_was_seen_to_be_idle()
 
     # then only the host of that frame is searched for
     assert pool.searches - before <= 2
+
+
+@pytest.mark.parametrize(("cores_left", "layers"), [(30, 2), (10_000, 50)])
+def test_no_more_is_read_ahead_than_the_show_may_still_start(backlog: Backlog, cores_left: int, layers: int) -> None:
+    # given idle hosts for a plan of a thousand frames, layers of which it takes twenty frames of a core each, and what
+    # the show may still use under its burst
+    pool = CountingPool([make_host(f"h{number}") for number in range(200)])
+    work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(cores_left)}, {})
+    planner = Planner(snapshot, pool, make_policy(dispatch_frames_per_layer_limit=20), counting_ids())
+
+    # when the plan comes to the first layer
+    wanted = planner.run()
+
+    # then it asks for the frames of as many layers as may start
+    assert len(wanted) == layers

@@ -1,0 +1,63 @@
+"""Chooses whose frames a plan reads ahead: of the layers that come next, so that one statement reads them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
+from itertools import islice
+
+from opencue_sched.domain.plans import Waiting
+from opencue_sched.placement.plan_state import ShowState
+from opencue_sched.settings import Queue
+
+_PORTIONS_AHEAD = 100
+"""How many portions are asked for at once, at most, when a plan comes to a layer whose frames were not read."""
+_LAYERS_AHEAD = 400
+"""How many layers that come next by rank are looked at for portions to ask for."""
+_DRAWN_AHEAD = 100
+"""How many jobs that come next by the draw are looked at for portions to ask for."""
+_FRAMES_OF_A_TURN = 5
+"""How many frames a job is taken to start each time it is drawn."""
+
+
+def look_ahead(
+    show: ShowState, queue: Queue, *, frames: float, cores: float, may_start: Callable[[Waiting], bool]
+) -> None:
+    """Add to what a show has ``wanted`` the layers that will be wanted next: those of the jobs that come next by the
+    draw, and those that come next by rank.
+
+    ``frames`` and ``cores`` are the most that the show may still start: what is read beyond is read in vain.
+    ``may_start`` says whether a layer may find a host, and is under no full cap.
+    """
+    most = queue.dispatch_frames_per_layer_limit
+    for waiting in show.wanted:
+        starts = min(waiting.frames, most)
+        frames, cores = frames - starts, cores - starts * waiting.need.cores
+    drawn = queue.priority_draw if show.drawn else 0.0
+    by_draw, by_rank = _next_by_draw(show), islice(show.rest or (), _LAYERS_AHEAD)
+    _want(show, filter(may_start, by_draw), drawn * frames, drawn * cores, of_each=min(most, _FRAMES_OF_A_TURN))
+    _want(show, filter(may_start, by_rank), (1 - drawn) * frames, (1 - drawn) * cores, of_each=most)
+
+
+def _next_by_draw(show: ShowState) -> Iterator[Waiting]:
+    """The layers of which the jobs that come next by the draw would start frames, one of each job."""
+    for _, job_id in nsmallest(_DRAWN_AHEAD, show.drawn or ()):
+        for waiting in show.work.of_job(job_id):
+            states = show.states.get(waiting.layer.id)
+            if states is None:
+                yield waiting
+            if states is None or any(state.reason is None for state in states):
+                break
+
+
+def _want(show: ShowState, coming: Iterable[Waiting], frames: float, cores: float, *, of_each: int) -> None:
+    """Ask for the portions of ``coming`` layers until these would start so many ``frames`` or ``cores``, each of them
+    ``of_each`` frames at most."""
+    for waiting in coming:
+        if frames <= 0 or cores <= 0 or len(show.wanted) >= _PORTIONS_AHEAD:
+            return
+        if waiting.layer.id not in show.states:
+            starts = min(waiting.frames, of_each)
+            frames, cores = frames - starts, cores - starts * waiting.need.cores
+            if not show.work.has_portion(waiting.layer):
+                show.wanted.append(waiting)
