@@ -1,14 +1,18 @@
-"""Forks processes that have everything loaded already. Run by warm_start.py, one for each process that asks for some.
+"""Forks processes that have everything loaded already. Run by warm_start.py, for one process or for several.
 
-    python -u -m benchmarks.warm_server SOCKET     in the checkout, without PYTHONPATH
+    python -u -m benchmarks.warm_server asked SOCKET     in the checkout, without PYTHONPATH
+    python -u -m benchmarks.warm_server shared SOCKET
 
 Whoever holds the other end of SOCKET (the number of an open file) asks for a process with one message: a Program as
 JSON, and with it four open files: standard input, output and error, and one to which the process id is written, and in
 the end the exit status. What is loaded here has read nothing of the environment; a forked process gets one of its own,
 and from then on does all that a Python started with the same command line does, up to the end of its interpreter.
 
-There are no threads and no connections here, so there is nothing that a fork could break. No process outlives this one,
-and this one ends when its owner does.
+A SOCKET that is shared listens: whoever connects to it has a process like this one for himself, which is forked and so
+need not load anything either. The shared one loads when the first connects and ends with its standard input.
+
+There are no threads and no connections here, so there is nothing that a fork could break. No process outlives the one
+that forked it, and that one ends when its owner does.
 """
 
 from __future__ import annotations
@@ -109,6 +113,29 @@ def _load_all(name: str) -> None:
             _load_all(found.name)
 
 
+def next_who_asks(shared: socket.socket) -> socket.socket | None:
+    """Fork a process for each who connects. Returns in a new process the connection, and None at the end of standard
+    input."""
+    forked: list[int] = []
+    while True:
+        ready, _, _ = select.select([shared, sys.stdin], [], [])
+        if sys.stdin in ready:
+            for pid in forked:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            return None
+        if not forked:
+            load()
+        connection, _ = shared.accept()
+        owner = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _die_with(owner)
+            return connection
+        forked.append(pid)
+        connection.close()
+
+
 def serve(asked: socket.socket) -> Program | None:
     """Fork what is asked for. Returns in a new process what that is to run, and None when nobody asks any more."""
     own_path = sys.path[1:]
@@ -165,9 +192,7 @@ def _kill_group(pid: int) -> None:
 def _become(program: Program, standard: list[int], owner: int, own_path: list[str]) -> None:
     """What exec would have done."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != owner:
-        os._exit(1)
+    _die_with(owner)
     for number, given in enumerate(standard):
         os.dup2(given, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -177,11 +202,26 @@ def _become(program: Program, standard: list[int], owner: int, own_path: list[st
     sys.path[:] = [program.directory if program.kind == "-m" else "", *program.path, *own_path]
 
 
+def _die_with(owner: int) -> None:
+    """Have this process killed when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != owner:
+        os._exit(1)
+
+
 def main() -> Program | None:
-    load()
-    with socket.socket(fileno=int(sys.argv[1])) as asked:
-        program = serve(asked)
-        asked.detach()
+    how, number = sys.argv[1:]
+    asked: socket.socket | None
+    with socket.socket(fileno=int(number)) as given:
+        if how == "shared":
+            asked = next_who_asks(given)
+        else:
+            load()
+            asked = given.dup()
+    if asked is None:
+        return None
+    program = serve(asked)
+    asked.detach()
     return program
 
 

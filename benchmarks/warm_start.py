@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Self
@@ -36,29 +36,30 @@ READ_AT_THE_START = ("PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONDEVMODE", "PROME
 
 
 class _Server:
-    """The process that forks others; started when the first is asked for, ended with this one."""
+    """The process that forks others: one of our own, started when the first is asked for, or one that others share.
+    It ends what it forked for us with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.shared: str | None = None
 
     @cached_property
     def _asking(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
-        environment.pop("PYTHONPATH", None)
-        with theirs:
-            server = subprocess.Popen(
-                [sys.executable, "-u", "-m", "benchmarks.warm_server", str(theirs.fileno())],
-                cwd=ROOT,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        server = None
+        if self.shared is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                server = _start_server("asked", theirs, stdin=subprocess.DEVNULL)
+        else:
+            ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.connect(self.shared)
 
         def end() -> None:
-            ours.close()
-            server.wait()
+            with ours:
+                ours.shutdown(socket.SHUT_WR)
+                ours.recv(1)  # nothing, once it has ended
+            if server is not None:
+                server.wait()
 
         atexit.register(end)
         return ours
@@ -68,7 +69,39 @@ class _Server:
             socket.send_fds(self._asking, [json.dumps(program).encode()], files)
 
 
+def _start_server(how: str, sock: socket.socket, *, stdin: int) -> subprocess.Popen[bytes]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+    environment.pop("PYTHONPATH", None)
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "benchmarks.warm_server", how, str(sock.fileno())],
+        cwd=ROOT,
+        env=environment,
+        pass_fds=[sock.fileno()],
+        stdin=stdin,
+        start_new_session=True,
+    )
+
+
 _SERVER = _Server()
+
+
+@contextlib.contextmanager
+def shared_server() -> Iterator[str]:
+    """A process that forks for several, which loads everything once for all of them; its name for ``share``."""
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        name = f"{directory}/warm"
+        listener.bind(name)
+        listener.listen()
+        server = _start_server("shared", listener, stdin=subprocess.PIPE)
+        try:
+            yield name
+        finally:
+            server.communicate()
+
+
+def share(name: str) -> None:
+    """Ask the process of this name from now on, instead of one of our own."""
+    _SERVER.shared = name
 
 
 class Started:

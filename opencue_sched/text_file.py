@@ -59,6 +59,28 @@ class WrittenNumber(float):
         return self._text
 
 
+def _cut_off(scalar: Any) -> str:
+    """What is wrong with a scalar of PyYAML's behind which a token of frames' commands begins a comment; else empty.
+
+    A # after a space does so in any YAML: ``command: render #IFRAME# --out x`` would be ``render``.
+    """
+    end = scalar.end_mark
+    comment = None if scalar.style in _BLOCK_STYLES else _TOKEN_AS_COMMENT.match(end.buffer, end.pointer)
+    if comment is None:
+        return ""
+    return f"line {end.line + 1}: {comment[1]} and what follows is a comment here; put the text in quotes"
+
+
+def _first_cut_off(text: str) -> str:
+    """As ``_cut_off``, of the first such scalar in a text that is no YAML: in braces or brackets the comment takes what
+    ends them along."""
+    with suppress(yaml.YAMLError, ValueError, OverflowError):
+        for token in yaml.scan(text, _Loader):
+            if isinstance(token, yaml.ScalarToken) and (words := _cut_off(token)):
+                return words
+    return ""
+
+
 class _Loader(yaml.SafeLoader):
     """A safe loader with the tags and scalars of YAML 1.2's core, no more. Its methods are PyYAML's hooks."""
 
@@ -71,14 +93,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_scalar(self, node: Any) -> Any:
         """The value of a scalar. Raises InvalidFile for a text that a token of frames' commands cuts off."""
-        # A # after a space begins a comment in any YAML: ``command: render #IFRAME# --out x`` would be ``render``.
-        end = node.end_mark
-        if isinstance(node, yaml.ScalarNode) and node.style not in _BLOCK_STYLES:
-            comment = _TOKEN_AS_COMMENT.match(end.buffer, end.pointer)
-            if comment:
-                raise InvalidFile(
-                    f"line {end.line + 1}: {comment[1]} and what follows is a comment here; put the text in quotes"
-                )
+        if isinstance(node, yaml.ScalarNode) and (words := _cut_off(node)):
+            raise InvalidFile(words)
         return super().construct_scalar(node)
 
     def construct_yaml_int(self, node: Any) -> Any:
@@ -139,7 +155,8 @@ def read_yaml(stream: IO[bytes]) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InvalidFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
+        problem = f"{where}not YAML: {str(error.problem or error)[:200]}"
+        raise InvalidFile(_first_cut_off(text) or problem) from error
     except RecursionError as error:
         raise InvalidFile("not YAML: nested too deep") from error
     except InvalidFile:  # a ValueError that says already what is wrong

@@ -325,7 +325,7 @@ def create_allocation(connection: Connection, name: str, tag: str | None, new_fa
         found = named_rows.find_rows(connection, Kind.FACILITY, [facility])
         if facility not in found:
             hint = near(facility, named_rows.similar_names(connection, Kind.FACILITY, facility))
-            raise InvalidInput(f"there is no facility {facility!r}{hint or '; --new-facility makes it'}")
+            raise InvalidInput(f"there is no facility {facility!r}: --new-facility makes it{hint}")
         facility_id = found[facility].id
     full_name = new_name("allocation", f"{facility}.{rest}")
     tag = new_name("tag", tag or rest)

@@ -241,7 +241,8 @@ def _find_place(connection: Connection, spec: JobSpec, settings: Settings) -> _P
     folder = None
     if show is None:
         shows = named_rows.similar_names(connection, named_rows.Kind.SHOW, spec.show)
-        problems.append(f"show: there is no show {spec.show!r}{near(spec.show, shows)}")
+        hint = near(spec.show, shows) or f"; `opencue-sched show create {spec.show}` makes it"
+        problems.append(f"show: there is no show {spec.show!r}{hint}")
     elif not show.active:
         problems.append(f"show: {show.name!r} is not active; `opencue-sched show active {show.name} on` makes it so")
     else:

@@ -32,6 +32,8 @@ def problems(text: str) -> tuple[str, ...]:
         (LAYERS + "    env: {}\n    command: é #FRAME#\n", "line 9: #FRAME#"),
         (LAYERS + "    command: x\n    env:\n      OUT: /o/ #JOB#\n", "line 10: #JOB#"),
         (HEAD + "layers: []\ndepends:\n  - #JOB#\n", "line 7: #JOB#"),
+        (HEAD + "layers:\n  - {name: a, command: render #IFRAME#, range: 1}\n", "line 6: #IFRAME#"),
+        (HEAD + "layers: [{name: a, command: 'x' #IFRAME#, range: 1}]\n", "line 5: #IFRAME#"),
     ],
 )
 def test_a_value_that_a_comment_cuts_off_at_a_token_is_refused(text: str, where: str) -> None:
@@ -42,6 +44,12 @@ def test_a_value_that_a_comment_cuts_off_at_a_token_is_refused(text: str, where:
 def test_yaml_that_begins_like_json_is_looked_at_too() -> None:
     (problem,) = problems("{show: demo,\nshot: sh010 #SHOT#\n, layers: [{command: render\n}]}")
     assert not lacks(problem, "line 2: ", "#SHOT#")
+
+
+def test_what_is_no_yaml_for_another_reason_is_told_as_such() -> None:
+    (problem,) = problems(HEAD + "layers:\n  - {name: a, command: 'render #IFRAME#', range: 1\n")
+    assert not lacks(problem, "line 7", "not YAML")
+    assert "quotes" not in problem
 
 
 @pytest.mark.parametrize(
