@@ -72,8 +72,8 @@ def _cut_off(scalar: Any) -> str:
 
 
 def _first_cut_off(text: str) -> str:
-    """As ``_cut_off``, of the first such scalar in a text that is no YAML: in braces or brackets the comment takes what
-    ends them along."""
+    """What ``_cut_off`` says of the first such scalar in a text that is no YAML; else empty. In braces or brackets the
+    comment takes what ends them along."""
     with suppress(yaml.YAMLError, ValueError, OverflowError):
         for token in yaml.scan(text, _Loader):
             if isinstance(token, yaml.ScalarToken) and (words := _cut_off(token)):
