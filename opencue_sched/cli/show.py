@@ -185,7 +185,10 @@ _setting_command(
 )
 _setting_command("default-min-cores 1", "int_default_min_cores", core_count, "Set the min_cores of jobs without any.")
 _setting_command(
-    "default-max-cores 200", "int_default_max_cores", core_cap, "Set the max_cores of jobs without any; -1 is no cap."
+    "default-max-cores 200",
+    "int_default_max_cores",
+    core_cap,
+    "Set the max_cores of jobs without any; 0 or -1 is no cap.",
 )
 
 
@@ -248,7 +251,7 @@ def create_folder(connection: Connection, show: NamedRow, name: str, parent: str
     row = {"pk_parent_folder": above.id, "pk_show": above.show_id, "pk_dept": above.dept_id, "str_name": name}
     made = shows.insert_row(connection, "folder", **row)
     if made is None:
-        raise InvalidInput(f"there is a folder {name!r} in {above.name} already")
+        raise InvalidInput(f"there is a folder {name!r} in {above.name} already; `folder caps` changes it")
     return _set_caps(connection, show, made, caps)
 
 
@@ -285,7 +288,8 @@ def _folder(connection: Connection, show: NamedRow, name: str | None) -> Row[Any
     there = folders.list_folders(connection, show.id)
     found = [row for row in there if name in (row.id, row.name) or (name is None and row.parent is None)]
     if not found:
-        raise InvalidInput(f"show {show.name} has no folder {name!r}{near(name or '', [row.name for row in there])}")
+        hint = near(name or "", [row.name for row in there]) or f"; `folder list {show.name}` shows them"
+        raise InvalidInput(f"show {show.name} has no folder {name!r}{hint}")
     if len(found) > 1 and name is not None:
         ids = ", ".join(f"{row.id} (in {row.parent})" for row in found)
         raise InvalidInput(f"show {show.name} has several folders {name!r}; name one by its id: {ids}")

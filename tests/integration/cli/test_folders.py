@@ -118,12 +118,12 @@ def test_a_job_moves_with_what_it_uses_and_takes_what_the_folder_says(
             ("create", "demo", "x", "--parent", "lightning"),
             ["'lightning'", "'lighting'"],
         ),
-        (("create", "demo", "lighting"), ["'lighting'"]),
+        (("create", "demo", "lighting"), ["'lighting'", "`folder caps`"]),
         (("caps", "demo", "lighting"), ["--max-cores"]),
         (("caps", "demo", "lighting", "--max-cores", "0.5"), ["core"]),
         (("caps", "demo", "twin", "--max-cores", "5"), ["'twin'"]),
         (("move", "demo-s-u_job", "other-s-u_job", "lighting"), ["shows"]),
-        (("move", "demo-s-u_job", "theirs"), ["'theirs'"]),
+        (("move", "demo-s-u_job", "theirs"), ["'theirs'", "`folder list demo`"]),
     ],
 )
 def test_what_is_wrong_is_said(
