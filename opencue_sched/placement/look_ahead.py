@@ -26,7 +26,7 @@ def look_ahead(
     """Add to what a show has ``wanted`` the layers that will be wanted next: those of the jobs that come next by the
     draw, and those that come next by rank.
 
-    ``frames`` and ``cores`` are the most that the show may still start: what is read beyond is read in vain.
+    ``frames`` and ``cores`` are the most that the show may still start: more would be read for nothing.
     ``may_start`` says whether a layer may find a host, and is under no full cap.
     """
     most = queue.dispatch_frames_per_layer_limit
