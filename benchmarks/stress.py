@@ -27,6 +27,8 @@ from opencue_sched.insight.audit import run_audit
 from opencue_sched.store.schema import check_schema, read_origin
 
 STALL_SECONDS = 10.0
+_FIRST_BOOKING_SECONDS = 120.0
+"""How long the first booking may take: the workers are still starting then, on a busy machine for a minute."""
 POLL_SECONDS = 0.05
 
 ENVIRONMENT = {
@@ -322,7 +324,8 @@ def _watch(bench: Workbench, farm: StressFarm, console: Console) -> tuple[list[t
             if now - shown >= 1.0:
                 console.print(f"  {booked} of {farm.frames} booked")
                 shown = now
-            if booked >= farm.frames or now - samples[-1][0] > STALL_SECONDS:
+            patience = STALL_SECONDS if booked else _FIRST_BOOKING_SECONDS
+            if booked >= farm.frames or now - samples[-1][0] > patience:
                 return samples, cost
             time.sleep(POLL_SECONDS)
 

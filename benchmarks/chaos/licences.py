@@ -124,8 +124,9 @@ class LicenceServers:
             ago = chance.uniform(0.0, _ASKED_AGO_SECONDS)
             said = {machine: tokens for machine, tokens in holding.items() if chance.random() < _KNOWN}
             said |= {f"{name}-artist{number}": 1 for number in range(chance.randint(0, _ARTISTS))}
-            if chance.random() < _ON_A_HOST:
-                said |= {chance.choice(connection.execute(_HOSTS).scalars().all()): 1}
+            # On a busy machine no host has reported yet when the first licences are.
+            if chance.random() < _ON_A_HOST and (hosts := connection.execute(_HOSTS).scalars().all()):
+                said |= {chance.choice(hosts): 1}
         connection.execute(_BRIEFLY)
         if not self.at_rest and chance.random() < _UNHEARD:
             connection.execute(_UNHEARD_OF)
