@@ -35,7 +35,7 @@ from opencue_sched.worker.logs import configure_logging, install_level_signals
 from opencue_sched.worker.probes import PULSE
 
 _GOES: dict[Origin, str] = {
-    "cuebot": "the objects named opencue_sched_*, with what they remember; Cuebot's tables stay",
+    "cuebot": "the objects named opencue_sched_*, with what they remember (Cuebot's tables stay)",
     "opencue-sched": "everything, its jobs, hosts and shows as well, with no way back but a backup",
 }
 """What `migrate --down` removes, by the program that made the database."""
