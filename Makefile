@@ -1,4 +1,5 @@
-# Everything runs in .venv, made from requirements.lock. Python 3.11 or newer, make and a package index are enough.
+# Everything runs in .venv, made from requirements.lock. Python 3.11 or 3.12, make and a package index are enough; Python 3.13 needs a
+# C compiler as well.
 
 # The distribution's own first, where it can make an environment: it is built with profile-guided optimisation, which
 # pyenv leaves out, and Python takes 1.4 times as long without.
@@ -51,7 +52,10 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing what requirements.lock names into $(VENV); the first time that takes a minute or two"
 	@# Python compiles what is imported, once; pip would compile all that there is, and what waits for it is one core.
 	@# And it computes on one core: two at a time install a quarter each. The lock file names whatever they need.
-	@awk '/^[^ ]/ { part = (part + 1) % 4 } { print > ("$(VENV)/part" part ".lock") }' requirements.lock
+	@# pip itself comes first, alone: where a package is built, a pip whose files another one replaces meanwhile fails.
+	@awk '/^[^ ]/ { part = /^(pip|setuptools|wheel)==/ ? "tools" : (number = (number + 1) % 4) } \
+		{ print > ("$(VENV)/part" part ".lock") }' requirements.lock
+	$(PIP) install --quiet --no-compile --no-deps --require-hashes --requirement $(VENV)/parttools.lock
 	printf '%s\n' 0 1 2 3 | xargs -P 2 -I {} $(PIP) install --quiet --no-compile --no-deps --require-hashes \
 		--requirement $(VENV)/part{}.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .

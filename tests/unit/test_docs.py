@@ -214,6 +214,25 @@ def test_every_make_target_named_exists(document):
         assert re.search(rf"^{name}:", makefile, re.M), f"{document.name}: make {name}"
 
 
+def test_pip_is_not_replaced_while_another_pip_installs(tmp_path):
+    # given what `make install` runs
+    words = ["make", "--dry-run", "--always-make", f"VENV={tmp_path}", "install"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.index("parttools.lock\n") < said.index("xargs -P")
+
+    # when the lock file is divided
+    divide = said[said.index("awk ") : said.index("requirements.lock\n", said.index("awk ")) + len("requirements.lock")]
+    subprocess.run(["sh", "-c", divide], cwd=ROOT, check=True)
+
+    # then pip and what builds packages are in the part that comes first, and everything is in one part
+    pins = re.compile(r"^([a-z0-9._-]+)==", re.M)
+    parts = {path.name: pins.findall(path.read_text()) for path in tmp_path.glob("part*.lock")}
+    assert sorted(parts["parttools.lock"]) == ["pip", "setuptools", "wheel"]
+    assert sorted(name for names in parts.values() for name in names) == sorted(
+        pins.findall((ROOT / "requirements.lock").read_text())
+    )
+
+
 def test_a_first_make_says_what_it_does_before_it_installs():
     words = ["make", "--dry-run", "--always-make", "demo"]
     lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
