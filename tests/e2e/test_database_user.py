@@ -81,7 +81,8 @@ def test_the_statements_of_the_page_are_enough_also_for_tables_made_later(
     (block,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
     owner = engine.url.username
     statements = [
-        line.replace("opencue_sched;", f"{user};").replace("cuebot", f"{owner}") for line in block.splitlines()
+        line.replace("opencue_sched;", f"{user};").replace("cuebot", f"{owner}")
+        for line in filter(None, block.split("\n"))
     ]
     assert statements[0].startswith("CREATE ROLE")
     run_all(engine, *statements[1:])
