@@ -42,7 +42,9 @@ RESTS: list[float] = []
 def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
     SENT.clear()
     RESTS.clear()
-    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
+    patient = settings.accounting.model_copy(update={"commit_deadline": 100.0})
+    changed = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "accounting": patient})
+    with passes(engine, changed) as runner:
         yield runner
 
 
