@@ -284,7 +284,7 @@ class ReportService:
             return False
         self.count("report_failed")
         if is_trouble(error):
-            _log.warning("host_report_failed", host=host_name, error=describe(error))
+            _log.warning("host_report_failed", host=host_name, error=describe(error), exc_info=error)
             return True
         _log.error("host_report_failed", host=host_name, error=describe(error), exc_info=error)
         return False

@@ -50,8 +50,10 @@ class TroubleLines:
         self._lock = threading.Lock()
 
     def processor(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """What structlog calls where a line is written, so the error that is being handled there is known."""
-        trouble = _trouble(sys.exc_info()[1])
+        """What structlog calls where a line is written, so the error that is being handled there is known. A line about
+        an error that was caught before has it as ``exc_info``."""
+        given = event.get("exc_info")
+        trouble = _trouble(given if isinstance(given, BaseException) else sys.exc_info()[1])
         if trouble is None or method not in ("warning", "error", "exception", "critical") or "proc" in event:
             return event
         store, kind, words = trouble

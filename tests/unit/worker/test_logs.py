@@ -106,6 +106,19 @@ def test_a_store_in_trouble_is_told_once_a_minute_without_a_traceback(log, clock
     assert "Traceback" not in log.read_text()
 
 
+def test_trouble_that_is_logged_after_it_was_caught_is_told_once_a_minute_as_well(log, clock):
+    # given hosts whose reports fail for a minute, each logged where its error is no longer being handled
+    error = OperationalError("SELECT 1", {}, psycopg2.OperationalError("the server is starting up"))
+    for second in range(61):
+        clock.now = second
+        structlog.get_logger("ours").warning("host_report_failed", host=f"node{second}", exc_info=error)
+    # then the second line is told after a minute, and says how many there were
+    told = lines(log)
+    assert [(line["host"], line.get("repeated")) for line in told] == [("node0", None), ("node60", 59)]
+    assert {line["error"] for line in told} == {"the server is starting up"}
+    assert "Traceback" not in log.read_text()
+
+
 def test_restarts_that_are_too_frequent_are_no_line_beside_their_reason(log, clock):
     consumer_fails(REPLICA)
     error = RestartFreqExceeded("5 in 1s")
