@@ -9,8 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-# Tests wait for servers, locks and time-outs as long as they compute: six at a time, also on two cores.
-TEST_PROCESSES ?= 6
+# Tests wait for servers, locks and time-outs as long as they compute: eight at a time, also on two cores.
+TEST_PROCESSES ?= 8
 # Who gets which test, and when: see tests/side_by_side.py.
 TESTS := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.second_postgres -p tests.side_by_side --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check

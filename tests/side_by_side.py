@@ -1,19 +1,20 @@
 """A pytest plugin: how tests are shared out among the processes of pytest-xdist.
 
-    pytest -p tests.side_by_side --numprocesses 6 --dist loadgroup tests
+    pytest -p tests.side_by_side --numprocesses 8 --dist loadgroup tests
 
-A file of unit or integration tests goes to whichever process is free, in the order given. So does a test of whole
-processes, except that its cases, and all tests of a file whose fleet or browser takes long to start, stay together.
-(The marks that --dist loadgroup goes by have no effect with pytest 9.) Of these what takes longest comes first, so that
-in the end no process works alone; and they are spread over the others, because they wait as long as the others compute.
+A file of unit or integration tests goes to whichever process is free. So does a test of whole processes, except that
+its cases, and all tests of a file whose fleet or browser takes long to start, stay together. (The marks that --dist
+loadgroup goes by have no effect with pytest 9.) Of both what takes longest comes first, so that in the end no process
+works alone; and the latter are spread over the others, because they wait as long as the others compute.
 What is played on a second PostgreSQL (tests/second_postgres.py) comes after all others, so that each process stops the
 first one and starts the second but once.
 
 What the processes have forked (benchmarks/warm_start.py) comes from one process, which loads it once for all of them.
 
-How long each test takes is what it took in the last run, which pytest's cache keeps. What has never run there may take
-any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds that the mark
-says, and then what has the most tests.
+How long a test of whole processes takes is what it took in the last run, which pytest's cache keeps. What has never run
+there may take any time and so comes before the rest, in a fresh clone all of it: what is marked as long, by the seconds
+that the mark says, and then what has the most tests. By these alone all other files are put in order: those of one
+package, which wait or compute alike, are not all played at once then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import PurePath
 
 import pytest
@@ -135,21 +137,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     scopes: dict[str, list[pytest.Item]] = {}
     for test in items:
         scopes.setdefault(_scope(test.nodeid), []).append(test)
-    slow = sorted(
-        filter(_of_processes, scopes),
+    longest_first = sorted(
+        scopes,
         key=lambda scope: (
             -_expected_seconds(scopes[scope], seconds_of_tests),
             -_stated_seconds(scopes[scope]),
             -len(scopes[scope]),
         ),
     )
-    computing = [scope for scope in scopes if not _of_processes(scope)]
     place: dict[str, float] = {}
-    for kind in (slow, computing):
-        first = [scope for scope in kind if not _on_second(scope)]
-        place |= {scope: number / len(first) for number, scope in enumerate(first)}
-    place |= {scope: number for number, scope in enumerate(filter(_on_second, slow + computing), start=1)}
+    for of_processes in (True, False):
+        kind = [scope for scope in longest_first if _of_processes(scope) is of_processes and not _on_second(scope)]
+        place |= {scope: number / len(kind) for number, scope in enumerate(kind)}
+    place |= {scope: number for number, scope in enumerate(_with_short_ones_between(longest_first), start=1)}
     items.sort(key=lambda test: place[_scope(test.nodeid)])
+
+
+def _with_short_ones_between(longest_first: Sequence[str]) -> list[str]:
+    """What is played on the second PostgreSQL. A process is given the next before it begins one: what is of whole
+    processes is followed by one of the shortest."""
+    slow = [scope for scope in longest_first if _on_second(scope) and _of_processes(scope)]
+    others = [scope for scope in longest_first if _on_second(scope) and not _of_processes(scope)]
+    order = [*others[-len(slow) :], *others[: -len(slow)]] if slow else others
+    for number, scope in enumerate(slow):
+        order.insert(2 * number, scope)
+    return order
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together | None:
