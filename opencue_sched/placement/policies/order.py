@@ -41,24 +41,26 @@ class Shares:
     """What shows use of their subscriptions, by show and allocation, while one plan fills; ``sizes`` are cores."""
 
     def __init__(self, subscriptions: Mapping[tuple[str, str], Caps], sizes: Mapping[tuple[str, str], float]) -> None:
-        self._sizes = sizes
-        self._used: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._allocs: defaultdict[str, list[str]] = defaultdict(list)
+        self._used: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+        """Cores in use, by show id and allocation id; with None: of all allocations that the show has a subscription
+        to."""
+        self._size: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+        """Cores of the size, likewise."""
         for (show_id, alloc_id), caps in subscriptions.items():
-            self._used[show_id, alloc_id] = caps.cores.booked
-            self._allocs[show_id].append(alloc_id)
+            for place in ((show_id, alloc_id), (show_id, None)):
+                self._used[place] += caps.cores.booked
+                self._size[place] += max(0.0, sizes.get((show_id, alloc_id), 0.0))
 
     def use(self, show_id: str, alloc_id: str | None = None) -> Use:
         """What the show uses of an allocation; None: of all it has a subscription to."""
-        allocs = self._allocs[show_id] if alloc_id is None else [alloc_id]
-        pairs = [(show_id, alloc) for alloc in allocs]
-        used = sum(self._used[pair] for pair in pairs)
-        size = sum(max(0.0, self._sizes.get(pair, 0.0)) for pair in pairs)
+        # Asked at each step of a plan, and for each layer that waits behind shows which use less.
+        used, size = self._used[show_id, alloc_id], self._size[show_id, alloc_id]
         return Use(False, used / size) if size > 0 else Use(True, used)
 
     def take(self, show_id: str, alloc_id: str, cores: int) -> None:
         """Count cores that the plan gave to the show."""
         self._used[show_id, alloc_id] += cores
+        self._used[show_id, None] += cores
 
 
 class VirtualTimes:
