@@ -139,7 +139,7 @@ def scale(
     Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, more
     than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, a
     plan takes more than 100 ms of the processor by the median, a new job has more than 1,000 rows read, or a frame
-    takes more than 1.2 times as many rows (and more than ten) or bytes of WAL on the largest farm as on the smallest.
+    takes more than 1.2 times as many rows or bytes of WAL on the largest farm as on the smallest.
 
     Example: python -m benchmarks scale --steady --workers 1,4 --frames 1000000 --layers 20000
     """
