@@ -133,6 +133,14 @@ class PlanHeadroom:
             left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
         return min(left, default=math.inf)
 
+    def frames_left_besides(self, waiting: Waiting, cores: float) -> float:
+        """How many frames of the layer the caps of its job and folder, and its limits, allow where other frames of the
+        job take so many ``cores`` first; none where less than one."""
+        job, need = waiting.job, waiting.need
+        left = min(self._cores.get(job.id, math.inf), self._cores.get(job.folder_id, math.inf)) - cores
+        frames = min(left / max(1, need.cores), self.frames_left(job, waiting.layer, need))
+        return frames if frames >= 1 else 0
+
     def seats_taken(self, layer: Layer) -> Refusal | None:
         """The first limit of the layer whose seats are all taken; None where each has one left."""
         for limit_id in self._without_seats(layer):

@@ -383,6 +383,7 @@ class Planner:
             frames=(min(self.policy.max_frames, self._idle_cores) - self.planned) // max(1, shows),
             cores=self.headroom.cores_left_to_show(show.place[1]),
             may_start=lambda waiting: self._may_find_host(show, waiting) and not self.headroom.is_full(waiting),
+            frames_left=self.headroom.frames_left_besides,
         )
 
     def _may_find_host(self, show: ShowState, waiting: Waiting) -> bool:

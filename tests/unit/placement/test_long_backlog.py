@@ -404,3 +404,35 @@ def test_no_more_is_read_ahead_than_the_show_may_still_start(backlog: Backlog, c
 
     # then it asks for the frames of as many layers as may start
     assert len(wanted) == layers
+
+
+@pytest.mark.parametrize(("cores_left", "cores_of_a_job", "layers_of_a_job"), [(400, 2, 1), (100, 1, 1), (400, 2, 5)])
+def test_jobs_with_low_caps_are_read_together(cores_left: int, cores_of_a_job: int, layers_of_a_job: int) -> None:
+    # given idle hosts, a show with some cores left under its burst, and layers that wait with many frames, of which
+    # their jobs' caps let few start
+    backlog, caps = Backlog(lambda: 0.0), {}
+    for number in range(300):
+        job = make_job(f"j{number:03d}", facility_id="fac", priority=300 - number)
+        caps[job.id] = make_caps(cores_of_a_job)
+        layers = [
+            make_layer(f"{job.id}l{order}", frames=0, waiting_frames=50, dispatch_order=order)
+            for order in range(layers_of_a_job)
+        ]
+        backlog.apply([(job, layer, "v") for layer in layers], read_at=backlog.instant())
+    pool = FrozenPool([make_host(f"h{number:03d}", cores=16, idle_centicores=1600) for number in range(300)])
+    work = backlog.work([make_cluster()], own=ALL_BUCKETS, now=0.0)
+    snapshot = Snapshot((work,), {("show", "alloc"): make_caps(cores_left)}, caps)
+    policy = make_policy(max_jobs_per_cluster_pass=300)
+    planner = Planner(snapshot, pool, policy, counting_ids(), idle_cores=pool.idle_cores([make_cluster()]))
+
+    # when a plan is made
+    reads = 0
+    while wanted := planner.run():
+        reads += 1
+        for waiting in wanted:
+            frames = [Frame(f"{waiting.layer.id}f{number}", "", number, 0) for number in range(20)]
+            backlog.apply_portion(waiting.layer.id, 50, frames, None, read_at=backlog.instant())
+
+    # then it takes what the show may have, and asked for frames a few times
+    assert planner.planned == cores_left
+    assert reads <= 5
