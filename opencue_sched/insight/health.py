@@ -84,9 +84,9 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     """A store's error in a line: the store, its reason, the variable that names it, and no password."""
     if isinstance(error, SchedulerError):
         return str(error)
-    from opencue_sched.clients.store_errors import describe, has_no_connection_left
+    from opencue_sched.clients.store_errors import describe, has_no_connection_left, is_lasting
 
-    what = "does not answer" if does_not_answer(error) else "refuses"
+    what = "refuses" if is_lasting(error) else "does not answer"
     if isinstance(error, SQLAlchemyError):
         what, advice = _meaning_and_advice(error, settings)
         return f"PostgreSQL at {settings.database_shown} {what} ({reason_of(error)}); {advice}"

@@ -25,7 +25,7 @@ REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
             ["postgresql+psycopg2://cuebot:***@db:5432/cuebot", "connection refused", "OPENCUE_SCHED_DATABASE_URL"],
         ),
         (REDIS_AWAY, ["redis://cache:6379/0", "Error 111", "OPENCUE_SCHED_REDIS_URL"]),
-        (BrokerError("Error 111"), ["redis://cache:6379/0", "Error 111", "OPENCUE_SCHED_REDIS_URL"]),
+        (BrokerError("Error 111"), ["redis://cache:6379/0", "does not answer", "Error 111", "OPENCUE_SCHED_REDIS_URL"]),
     ],
 )
 def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: list[str]) -> None:
