@@ -221,9 +221,19 @@ def _shows(connection: Connection, _settings: Settings, facts: SchemaFacts) -> I
             remedy = beside if facts.origin == "cuebot" else "`opencue-sched show create NAME --managed` makes one"
         yield _warn("shows", "no show is managed by this scheduler", remedy)
     for show in shows:
-        if show.paused or not (show.active and show.booking and show.dispatch):
-            remedy = f"`opencue-sched show active {show.name} on`, `opencue-sched show booking {show.name} on`"
-            yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked", remedy)
+        switched_off = [
+            (what, remedy)
+            for is_off, what, remedy in (
+                (not show.active, "not active", f"`opencue-sched show active {show.name} on`"),
+                (not show.booking, "not to be booked", f"`opencue-sched show booking {show.name} on`"),
+                (not show.dispatch, "not to be dispatched", "set its b_dispatch_enabled in the table show"),
+                (show.paused, "paused", "clear its b_paused in the table show"),
+            )
+            if is_off
+        ]
+        if switched_off:
+            what, remedy = (", ".join(words) for words in zip(*switched_off, strict=True))
+            yield _warn("shows", f"{show.name} is managed, but {what}", remedy)
         elif show.id not in with_burst:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
             yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)

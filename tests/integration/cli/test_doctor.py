@@ -163,7 +163,15 @@ def test_beside_a_cuebot_nobody_is_told_to_start_a_report_service_or_to_make_a_s
     [
         ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", ["managed"]),
         ("UPDATE subscription SET int_burst = 0", "shows", "warn", ["demo", "subscription"]),
-        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", ["demo", "managed"]),
+        (
+            "UPDATE show SET b_active = false",
+            "shows",
+            "warn",
+            ["demo is managed, but not active", "show active demo on"],
+        ),
+        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", ["not to be booked", "show booking demo on"]),
+        ("UPDATE show SET b_dispatch_enabled = false", "shows", "warn", ["not to be dispatched", "b_dispatch_enabled"]),
+        ("UPDATE show SET b_paused = true", "shows", "warn", ["demo is managed, but paused", "b_paused"]),
         ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", ["none"]),
         (
             "UPDATE host_stat SET ts_ping = now() - interval '1 h'",
