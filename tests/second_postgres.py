@@ -23,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(option, action="append", default=[], metavar="PATTERN", help=f"files played there {what}")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    for pattern in (*config.getoption("on_second"), *config.getoption("on_second_only")):
+        if not any(config.rootpath.glob(pattern)):
+            raise pytest.UsageError(f"{pattern} names no file: nothing of it would be played on the second PostgreSQL")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     programs = config.getoption("second_postgres")
