@@ -437,7 +437,7 @@ def _rows_of_frames(bench: Workbench, booked: float, more: float, start: Mapping
     for_nothing = _metered(bench, raise_by_nothing)
     before = bench.counters()
     for_frames = _metered(bench, raise_by_frames)
-    frames = Spent.between(before, bench.counters()).booked
+    frames = max(1, Spent.between(before, bench.counters()).booked)
     switch.unlink()
     return {
         name: (count - for_nothing.get(name, 0.0)) / frames

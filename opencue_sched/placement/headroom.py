@@ -86,10 +86,6 @@ class PlanHeadroom:
         """The allocations of which the show's subscription still has this many cores."""
         return frozenset(alloc_id for alloc_id, left in self._allocs[show_id].items() if left >= cores)
 
-    def cores_left_to_show(self, show_id: str) -> float:
-        """Cores that the show's frames may take under its subscriptions, in all allocations together."""
-        return sum(max(0.0, left) for left in self._allocs[show_id].values())
-
     def cores_left(self, job: Job, alloc_id: str) -> float:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(
@@ -132,14 +128,6 @@ class PlanHeadroom:
         if need.gpus:
             left += [self._gpus.get(key, math.inf) / need.gpus for key in (job.folder_id, job.id)]
         return min(left, default=math.inf)
-
-    def frames_left_besides(self, waiting: Waiting, cores: float) -> float:
-        """How many frames of the layer the caps of its job and folder, and its limits, allow where other frames of the
-        job take so many ``cores`` first; none where less than one."""
-        job, need = waiting.job, waiting.need
-        left = min(self._cores.get(job.id, math.inf), self._cores.get(job.folder_id, math.inf)) - cores
-        frames = min(left / max(1, need.cores), self.frames_left(job, waiting.layer, need))
-        return frames if frames >= 1 else 0
 
     def seats_taken(self, layer: Layer) -> Refusal | None:
         """The first limit of the layer whose seats are all taken; None where each has one left."""
