@@ -46,7 +46,7 @@ PAGE = 100
 RESEND_SECONDS = 0.8
 """How long after it was sent a message counts as lost if no claim has answered it. A cluster whose worker died before
 its claim goes on so much later. With less time, more messages that only wait in a busy queue are sent twice; the second
-is refused as stale, and each further wait is twice as long."""
+is refused as stale, and each further wait is twice as long, up to 16 times this."""
 # The words of lua/board_end.lua, lua/board_update.lua and lua/board_page.lua, which say what each does.
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "withdraw"]
