@@ -66,7 +66,7 @@ _NO_RECOMPUTE = {"OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3600"}
 one farm and not of another."""
 _READERS_SHOWN = 6
 _LAUNCH_SECONDS = 0.4
-"""The pause between two looks whether all that was booked is launched."""
+"""The pause between two looks whether all bursts are used and all that was booked is launched."""
 _CORES_LEFT = 16
 """Cores of a burst that no frame may fit into any more."""
 REREADS = "hosts.fetch_buckets"
@@ -460,16 +460,19 @@ def _until_used(bench: Workbench, bursts: Mapping[str, int], start: Mapping[str,
 
     Asked of Redis, where the answer costs as little on any farm: what PostgreSQL reads would count as the workers'.
     """
-    client = bench.client
 
-    def are_used() -> bool | None:
-        used = {key: int(client.hget(key, "int_cores") or 0) for key in bursts}
-        return all(cores >= bursts[key] - _CORES_LEFT for key, cores in used.items()) or None
-
-    def are_launched() -> bool | None:
+    def are_used_and_launched() -> bool | None:
         # Not often: each look costs the worker some milliseconds.
         time.sleep(_LAUNCH_SECONDS)
-        return Spent.between(start, bench.counters()).booked >= client.hlen(keys.LEDGER) or None
+        # The launched first, then the use and the ledger at one moment: a booking whose commit is cancelled counts as
+        # used until it is rolled back, and as launched never.
+        launched = Spent.between(start, bench.counters()).booked
+        with bench.client.pipeline() as together:
+            for key in bursts:
+                together.hget(key, "int_cores")
+            together.hlen(keys.LEDGER)
+            *used, in_ledger = together.execute()
+        enough = all(int(cores or 0) >= burst - _CORES_LEFT for cores, burst in zip(used, bursts.values(), strict=True))
+        return (enough and launched >= in_ledger) or None
 
-    _wait(are_used)
-    _wait(are_launched)
+    _wait(are_used_and_launched)
