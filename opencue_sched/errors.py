@@ -110,8 +110,8 @@ class WrongConfiguration(InvalidInput):
 
 
 class StoreUnusable(WrongConfiguration):
-    """A Redis answers and is not one to work on: too old, a cluster, one that loses keys without a sound, or one whose
-    user may not do what is needed. The message says what to set."""
+    """A store answers and is not one to work on: a Redis that is too old, a cluster or loses keys without a sound, or
+    either store where our user may not do what is needed. The message says what to set."""
 
 
 class WrongSchema(WrongConfiguration):

@@ -9,17 +9,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 from sqlalchemy import Engine
+from sqlalchemy.exc import ProgrammingError
 
 from opencue_sched.cli.inputs import TOP, WholeNumber, ask_first, database, farm, redis_store
 from opencue_sched.cli.output import Done, working
 from opencue_sched.clients.postgres import ask
-from opencue_sched.errors import SchedulerError, StoreAway
+from opencue_sched.errors import SchedulerError, StoreAway, StoreUnusable
 from opencue_sched.insight.health import check_service_redis, describe_failure, does_not_answer
 from opencue_sched.insight.limit_words import flagged_words
 from opencue_sched.reports.service import serve
 from opencue_sched.settings import get_settings
 from opencue_sched.store.limits import flagged_limits
-from opencue_sched.store.privileges import missing_tables
+from opencue_sched.store.privileges import WRITES_OF_REPORT_SERVICES, check_privileges, missing_tables
 from opencue_sched.store.schema import (
     Origin,
     check_writable,
@@ -43,9 +44,12 @@ _GOES: dict[Origin, str] = {
 
 @contextmanager
 def _needs_its_stores() -> Iterator[None]:
-    """A context of what a supervisor starts: raises StoreAway for a store that does not answer."""
+    """A context of what a supervisor starts: raises StoreAway for a store that does not answer, and StoreUnusable for a
+    schema that lacks something or grants too little."""
     try:
         yield
+    except ProgrammingError as error:
+        raise StoreUnusable(describe_failure(error, get_settings())) from error
     except Exception as error:
         if not does_not_answer(error):
             raise
@@ -126,6 +130,7 @@ def report_service_command() -> None:
     configure_logging(settings.logging)
     with _needs_its_stores(), farm() as engine, redis_store() as client:
         ask(engine, check_writable)
+        ask(engine, check_privileges, WRITES_OF_REPORT_SERVICES)
         check_service_redis(client, settings, broker=False)  # both are fit for use
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)

@@ -13,6 +13,7 @@ from opencue_sched.clients.postgres import ask, make_engine
 from opencue_sched.domain.redis_url import without_secrets
 from opencue_sched.errors import SchedulerError, StoreUnusable, WrongConfiguration
 from opencue_sched.settings import Settings, get_settings, setting_problems
+from opencue_sched.store.privileges import WRITES_OF_BEATS, Writes, check_privileges
 from opencue_sched.store.schema import check_schema, check_writable
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ _MISSING_OBJECT = ("42P01", "42703", "42883")
 """SQLSTATEs of a table, a column and a function that are not there."""
 
 
-def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
-    """Check that both stores serve: PostgreSQL's schema and that it takes writes, Redis and its user.
+def check_stores(engine: Engine, client: redis.Redis, settings: Settings, writes: Writes) -> None:
+    """Check that both stores serve: PostgreSQL's schema, that it takes writes and our user may make these, Redis and
+    its user.
 
     Raises StoreUnusable, WrongSchema and TakesNoWrites, and what the drivers raise for a store that does not answer."""
     ask(engine, check_schema)
     ask(engine, check_writable)
+    ask(engine, check_privileges, writes)
     check_service_redis(client, settings)
 
 
@@ -61,7 +64,7 @@ def check_for_beat(settings: Settings) -> None:
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
     try:
         with guarded_redis(settings.redis_dsn, settings) as client:
-            check_stores(engine, client, settings)
+            check_stores(engine, client, settings, WRITES_OF_BEATS)
     finally:
         engine.dispose()
 

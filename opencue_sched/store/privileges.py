@@ -1,12 +1,16 @@
 """The tables that this program uses, and what its database user must be allowed to do where it does not own them.
 
-A table joins one of the lists when a statement first touches it. docs/tasks/database-user.md has the grants.
+A table joins READ or CHANGED when a statement first touches it; `doctor` asks for all of them. Without the few that
+WRITES_OF_... have a process does not start. docs/tasks/database-user.md has the grants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy import Connection, text
 
+from opencue_sched.errors import StoreUnusable
 from opencue_sched.store.schema import Origin
 
 READ = (
@@ -83,6 +87,56 @@ with the privileges of our user. A Cuebot before V49 has no ``limit_host``."""
 CHANGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
 """The privileges that are needed on each table of CHANGED."""
 
+Writes = Mapping[str, tuple[str, ...]]
+"""Privileges, each with the tables for which it is needed."""
+
+WRITES_OF_WORKERS: Writes = {
+    "INSERT": ("proc",),
+    "UPDATE": ("frame", "host", "job_stat", "layer_stat"),
+    "DELETE": ("opencue_sched_hold",),
+}
+"""The privileges without which PostgreSQL refuses every booking, whatever OpenCue's triggers do. A worker needs more
+for what not every farm does (CHANGED), and is not refused for that. So it is with beats and report services."""
+
+WRITES_OF_BEATS: Writes = {
+    "INSERT": ("opencue_sched_fence",),
+    "UPDATE": ("opencue_sched_fence",),
+}
+"""The privileges without which PostgreSQL refuses to let any beat lead."""
+
+WRITES_OF_REPORT_SERVICES: Writes = {
+    "UPDATE": (
+        "frame",
+        "host",
+        "host_stat",
+        "job_mem",
+        "job_stat",
+        "job_usage",
+        "layer",
+        "layer_mem",
+        "layer_stat",
+        "layer_usage",
+        "proc",
+        "show",
+        "show_stats",
+    ),
+    "DELETE": ("proc",),
+}
+"""The privileges without which PostgreSQL refuses every status of a host, or every completion of a frame."""
+
+# The privileges that our user has for no column of a table that is there, with the user and the table's schema as SQL
+# writes them. DELETE is granted for whole tables only.
+_REFUSED = text(
+    """
+    SELECT wanted.privilege, wanted.name, quote_ident(current_user) AS "user",
+           CAST(CAST(there.relnamespace AS regnamespace) AS text) AS schema
+      FROM unnest(CAST(:names AS text[]), CAST(:privileges AS text[])) AS wanted(name, privilege)
+      JOIN pg_class there ON there.oid = to_regclass(wanted.name)
+     WHERE NOT CASE wanted.privilege WHEN 'DELETE' THEN has_table_privilege(there.oid, 'DELETE')
+                                     ELSE has_any_column_privilege(there.oid, wanted.privilege) END
+     ORDER BY wanted.name, wanted.privilege
+    """
+)
 # The privileges that our user lacks. A table that is not there is not among them: has_table_privilege() answers NULL.
 _MISSING = text(
     """
@@ -109,3 +163,23 @@ def missing_privileges(connection: Connection, origin: Origin) -> list[str]:
     names, privileges = zip(*wanted, strict=True)
     rows = connection.execute(_MISSING, {"names": list(names), "privileges": list(privileges)})
     return [f"{row.privilege} on {row.name}" for row in rows]
+
+
+def check_privileges(connection: Connection, writes: Writes) -> None:
+    """Refuse a user that has one of these privileges for no column of its table, by StoreUnusable, which says who lacks
+    what, and the statement that grants it.
+
+    Column by column a user may have less than it needs: that is left to `missing_privileges`, so that nobody is refused
+    who could do the work.
+    """
+    wanted = [(name, privilege) for privilege, names in writes.items() for name in names]
+    names, privileges = zip(*wanted, strict=True)
+    refused = connection.execute(_REFUSED, {"names": list(names), "privileges": list(privileges)}).all()
+    if not refused:
+        return
+    user, schema = refused[0].user, refused[0].schema
+    raise StoreUnusable(
+        f"this database refuses what user {user} must be allowed: "
+        f"{', '.join(f'{row.privilege} on {row.name}' for row in refused)}; as the owner of the tables, GRANT "
+        f"{', '.join(CHANGES)} ON ALL TABLES IN SCHEMA {schema} TO {user} (docs/tasks/database-user.md has it all)"
+    )

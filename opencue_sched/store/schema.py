@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from opencue_sched.clients.postgres import engine_at
-from opencue_sched.errors import SchedulerError, TakesNoWrites, WrongSchema
+from opencue_sched.errors import SchedulerError, StoreUnusable, TakesNoWrites, WrongSchema
 from opencue_sched.store.lookups import prepared
 from opencue_sched.store.set_based_frames import read_frames_way, switch_off, switch_on
 
@@ -337,13 +337,9 @@ def explained() -> Iterator[None]:
         reason = str(refusal).strip().partition("\n")[0]
         code = getattr(refusal, "pgcode", None)
         if code == errorcodes.INSUFFICIENT_PRIVILEGE:
-            raise SchedulerError(
-                f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables, "
-                "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
-                "opencue_sched_quarantine, opencue_sched_hold, opencue_sched_blocked, opencue_sched_frame_memory, "
-                "opencue_sched_locked_cores, opencue_sched_job_event, opencue_sched_dead_job and "
-                "opencue_sched_receiver, "
-                "and SELECT on opencue_sched_origin and opencue_sched_version"
+            raise StoreUnusable(
+                f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables; "
+                "docs/tasks/database-user.md has what the scheduler's user must be granted"
             ) from error
         # A farm at work may lock in the other order, and PostgreSQL then ends either the migration or a booking.
         if code in (errorcodes.LOCK_NOT_AVAILABLE, errorcodes.DEADLOCK_DETECTED):
@@ -357,8 +353,8 @@ def explained() -> Iterator[None]:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at ``url`` to ``revision``.
 
-    Raises WrongSchema, with nothing changed, for a Cuebot older than V45 and for limits of one name, and SchedulerError
-    saying what to do when the user lacks a privilege or a table stays locked.
+    Raises WrongSchema, with nothing changed, for a Cuebot older than V45 and for limits of one name, StoreUnusable when
+    the user lacks a privilege, and SchedulerError when a table stays locked. Both say what to do.
     """
     from alembic import command
 

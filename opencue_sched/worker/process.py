@@ -58,6 +58,7 @@ from opencue_sched.store.hosts import full_names
 from opencue_sched.store.job_events import EVENTS_CHANNEL, note_receiver
 from opencue_sched.store.lost_runs import UpkeepScope
 from opencue_sched.store.pending import WaitingTag
+from opencue_sched.store.privileges import WRITES_OF_WORKERS
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import metrics
 from opencue_sched.worker.event_wakes import EventWakes
@@ -377,7 +378,7 @@ class Process:
         and whatever ``sleep`` raises to end the waiting."""
         queue = self.settings.queue
         metrics.serve_metrics(queue.metrics_host, queue.metrics_port, REGISTRY)
-        check_stores(self.engine, self.client, self.settings)
+        check_stores(self.engine, self.client, self.settings, WRITES_OF_WORKERS)
         log.info("schema_found", **asdict(self.facts))
         ask(self.engine, scoped_facilities, self.settings)
         self.membership.join(node, queues=lambda: self.app.amqp.queues.consume_from, capacity=capacity)
