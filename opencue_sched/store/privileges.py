@@ -177,9 +177,9 @@ def check_privileges(connection: Connection, writes: Writes) -> None:
     refused = connection.execute(_REFUSED, {"names": list(names), "privileges": list(privileges)}).all()
     if not refused:
         return
-    user, schema = refused[0].user, refused[0].schema
+    user, schemas = refused[0].user, ", ".join(sorted({row.schema for row in refused}))
     raise StoreUnusable(
         f"this database refuses what user {user} must be allowed: "
         f"{', '.join(f'{row.privilege} on {row.name}' for row in refused)}; as the owner of the tables, GRANT "
-        f"{', '.join(CHANGES)} ON ALL TABLES IN SCHEMA {schema} TO {user} (docs/tasks/database-user.md has it all)"
+        f"{', '.join(CHANGES)} ON ALL TABLES IN SCHEMA {schemas} TO {user} (docs/tasks/database-user.md has it all)"
     )

@@ -169,6 +169,28 @@ def test_a_beat_that_leads_by_privileges_on_single_columns_is_not_refused(
         ask(limited, check_privileges, WRITES_OF_BEATS)
 
 
+def test_the_statement_that_is_to_be_run_names_every_schema_that_has_one_of_the_tables(
+    user: str, engine: Engine, settings: Settings
+) -> None:
+    # given a user that may write nothing, and a table of ours in a schema of its own
+    run_all(
+        engine,
+        "CREATE SCHEMA farm",
+        "ALTER TABLE opencue_sched_hold SET SCHEMA farm",
+        f"GRANT USAGE ON SCHEMA farm TO {user}",
+        f"ALTER ROLE {user} SET search_path = farm, public",
+    )
+    with engine_of(user, settings) as limited:
+        # when a worker starts
+        with pytest.raises(StoreUnusable) as refused:
+            ask(limited, check_privileges, WRITES_OF_WORKERS)
+
+        # then what it says to run is all that it needs
+        statement = str(refused.value).partition(", GRANT ")[2].partition(" (")[0]
+        run_all(engine, f"GRANT {statement}")
+        ask(limited, check_privileges, WRITES_OF_WORKERS)
+
+
 def test_a_name_that_needs_quotes_has_them_in_the_statement_that_is_to_be_run(engine: Engine) -> None:
     run_all(engine, 'CREATE ROLE "Farm user"')
     try:
