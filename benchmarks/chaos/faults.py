@@ -84,6 +84,8 @@ class Faults:
         self._flipper: threading.Thread | None = None
         self._changed_caps: set[tuple[str, ...]] = set()
         self._down: set[str] = set()
+        self.given_away: set[str] = set()
+        """The ids of frames that were released silently: they may be started elsewhere while they run."""
         self._slow_until = 0.0
         self._in_vain = False
         self._closing = threading.Event()
@@ -274,8 +276,9 @@ class Faults:
         if time.monotonic() < self._slow_until:
             return None
         with self._site.engine.begin() as connection:
-            count = release_silently(connection, most=_PROCS_RELEASED_SILENTLY)
-        return f"{count} procs" if count else None
+            frames = release_silently(connection, most=_PROCS_RELEASED_SILENTLY)
+        self.given_away.update(frames)
+        return f"{len(frames)} procs" if frames else None
 
     def _lose_completions(self) -> str:
         farm = self._chance.choice(self._site.farms)

@@ -32,8 +32,9 @@ _CLEAR_FRAMES = text(
 )
 
 
-def release_silently(connection: Connection, *, most: int) -> int:
-    """Delete up to ``most`` procs of running frames without a notification; returns how many."""
+def release_silently(connection: Connection, *, most: int) -> list[str]:
+    """Delete up to ``most`` procs of running frames without a notification. Returns the ids of the frames, which run on
+    and wait."""
     victims = connection.execute(_VICTIMS, {"most": most}).all()
     lock_hosts(connection, {row.pk_host for row in victims})
     lock_stats(connection, {row.pk_layer for row in victims}, {row.pk_job for row in victims})
@@ -44,4 +45,4 @@ def release_silently(connection: Connection, *, most: int) -> int:
     gone = {proc.id for proc in deleted}
     frames = [row.pk_frame for row in victims if row.pk_proc in gone]
     connection.execute(_CLEAR_FRAMES, {"frames": frames, "status": int(ExitStatus.FRAME_CLEARED)})
-    return len(deleted)
+    return frames

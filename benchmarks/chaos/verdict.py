@@ -162,6 +162,8 @@ class ChaosReport:
     runs_the_sampler_missed: int = 0
     frames_rendered_twice: int = 0
     overlapping_runs: int = 0
+    overlapping_runs_not_given_away: int = 0
+    """Those of frames that no fault released silently, which gives a frame away while it runs."""
     longest_overlap: float = 0.0
     seconds_to_quiescence: float = 0.0
     audited_procs: int = 0

@@ -310,7 +310,7 @@ def test_a_silent_release_frees_the_host_and_the_frame_and_tells_nobody(engine, 
     heard.driver_connection.autocommit = True
     heard.cursor().execute("LISTEN opencue_sched_release")
     with engine.begin() as connection:
-        assert release_silently(connection, most=5) == len(procs)
+        assert len(release_silently(connection, most=5)) == len(procs)
     with engine.connect() as connection:
         idle = connection.execute(
             text("SELECT int_cores_idle FROM host WHERE pk_host = :id"), {"id": bookings.host.id}
