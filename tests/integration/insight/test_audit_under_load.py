@@ -25,7 +25,7 @@ from tests.kit.forced import force
 from tests.kit.polling import eventually
 from tests.kit.world import World
 
-AUDITS, BOOKERS, AT_ONCE = 12, 2, 6
+AUDITS, BOOKERS, AT_ONCE = 8, 2, 6
 REST_SECONDS = 0.02
 """Between two bookings of a booker: an audit takes longer, so that each sees some come and go, and has a processor."""
 
@@ -98,17 +98,21 @@ def audit(load: Load) -> dict[str, tuple[Severity, str]]:
 
 
 def test_many_audits_of_a_farm_at_work_all_pass(load: Load, settings_url: str) -> None:  # noqa: F811
+    beside_bookings: list[bool] = []
+
+    def audit_and_count() -> bool:
+        before, said = load.world.store.seq(), audit(load)
+        assert (said[Invariant.COUNTERS_MATCH_LEDGER][0], said[Invariant.LEDGER_MATCHES_PROCS][0]) == (
+            Severity.OK,
+            Severity.OK,
+        ), said
+        # How many audits a booking falls into depends on the machine: it is waited for.
+        beside_bookings.append(load.world.store.seq() > before)
+        return sum(beside_bookings) >= AUDITS
+
     with load.going(settings_url):
         eventually(lambda: load.rounds, 5, "the first bookings")
-        moved = 0
-        for _ in range(AUDITS):
-            before, said = load.world.store.seq(), audit(load)
-            assert (said[Invariant.COUNTERS_MATCH_LEDGER][0], said[Invariant.LEDGER_MATCHES_PROCS][0]) == (
-                Severity.OK,
-                Severity.OK,
-            ), said
-            moved += load.world.store.seq() > before
-    assert moved > AUDITS / 2, "bookings went on while it looked"
+        eventually(audit_and_count, 20, f"{AUDITS} audits during which bookings went on")
 
 
 def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings_url: str) -> None:  # noqa: F811
