@@ -458,7 +458,7 @@ def _set_bursts(bench: Workbench, frames: float, *, more_centicores: int = 0) ->
 def _until_used(bench: Workbench, bursts: Mapping[str, int], start: Mapping[str, float]) -> None:
     """Wait until the shows use their bursts, and all that was booked since ``start`` is committed and launched.
 
-    Asked of Redis, where the answer costs as little on any farm: what PostgreSQL reads would count as the workers'.
+    Asked of Redis and of the workers' own counters, where the answer costs as little on any farm.
     """
 
     def are_used_and_launched() -> bool | None:
